@@ -165,7 +165,7 @@ def read_npz(
         ) from None
 
 
-def _check_unpacked(file) -> None:
+def _check_unpacked(file: BinaryIO) -> None:
     """Raises ValueError if members of an archive do not have the sizes they declare."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
@@ -204,7 +204,7 @@ def write_safetensors(path: Path | str, arrays: Mapping[str, Any]) -> None:
 def read_json(path: Path) -> dict[str, Any]:
     """Reads the object in a JSON file, which may have no duplicate keys."""
 
-    def once(pairs):
+    def once(pairs: list[tuple[str, Any]]):
         check_names_once(path, [name for name, _ in pairs])
         return dict(pairs)
 
@@ -246,7 +246,7 @@ def mapped(path: Path) -> np.ndarray:
     return content
 
 
-def _bytes_held(file, size) -> int:
+def _bytes_held(file: BinaryIO, size: int) -> int:
     """Counts the bytes of a file outside its holes.
 
     The number of its blocks would not do: a file system may compress them, and some
@@ -264,7 +264,7 @@ def _bytes_held(file, size) -> int:
     return held
 
 
-def _entry(name, dtype, shape, data_offsets) -> tuple:
+def _entry(name: str, dtype: Any, shape: Any, data_offsets: Any) -> tuple:
     first, last = data_offsets
     for number in (*shape, first, last):
         checks.non_negative_integer(name, number)
@@ -283,7 +283,15 @@ def check_apart(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
             )
 
 
-def _view(path, content, name, kind, shape, first, last) -> Stored:
+def _view(
+    path: Path,
+    content: np.ndarray,
+    name: str,
+    kind: str,
+    shape: tuple[int, ...],
+    first: int,
+    last: int,
+) -> Stored:
     dtype = np.dtype(_DTYPES.get(kind, np.uint8))
     count, size = math.prod(shape), last - first
     fits = count * dtype.itemsize == size if kind in _DTYPES else count <= 8 * size

@@ -255,7 +255,9 @@ def _is_number(kind: type, value: Any) -> bool:
     return isinstance(value, kind) and not isinstance(value, bool)
 
 
-def _number(name, value, wanted, accepts) -> float:
+def _number(
+    name: str, value: Any, wanted: str, accepts: Callable[[float], bool]
+) -> float:
     is_number = _is_number(numbers.Real, value)
     if is_number and math.inf > abs(value) > _LARGEST:  # integers are unbounded
         wanted += f" and at most {_LARGEST:.2g}, as float32 holds"

@@ -312,7 +312,7 @@ def decoded(
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
 
-    def inner(part_kind, part, key):
+    def inner(part_kind: Any, part: Any, key: str) -> Any:
         return decoded(part_kind, part, f"{name}.{key}" if name else key, arrays)
 
     if origin is types.UnionType:
@@ -353,7 +353,9 @@ def decoded(
     return value
 
 
-def _check_kind(name, value, kind, wanted) -> None:
+def _check_kind(
+    name: str, value: Any, kind: type | tuple[type, ...], wanted: str
+) -> None:
     if not isinstance(value, kind):
         actual = type(value).__name__
         raise ValueError(f"{name or 'the file'} must be {wanted}, got {actual}.")

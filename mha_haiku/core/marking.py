@@ -5,7 +5,7 @@ in compiled programs: it is lowered to its inputs, and leaves that nothing reads
 dropped one by one, as if the site were not there.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -75,25 +75,29 @@ def parameters(tree: Any, facets: tuple, fit: Callable | None = None) -> dict:
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
 
 
-def _jvp(primals, tangents, **params):
+def _jvp(primals: Sequence, tangents: Sequence, **params) -> tuple[list, list]:
     return site_p.bind(*primals, **params), list(tangents)
 
 
-def _transpose(cotangents, *_, **__):
+def _transpose(cotangents: Sequence, *_, **__) -> list:
     return list(cotangents)
 
 
-def _batch(leaves, axes, *, batched, **params):
+def _batch(
+    leaves: Sequence, axes: Sequence, *, batched: tuple[tuple, ...], **params
+) -> tuple[list, Sequence]:
     return site_p.bind(*leaves, batched=(*batched, tuple(axes)), **params), axes
 
 
-def _drop_unused(used, *rest):
+def _drop_unused(
+    used: Sequence[bool], *rest
+) -> tuple[list[bool], core.JaxprEqn | None]:
     """Keeps the leaves that something reads; JAX's own rule keeps all or none."""
     eqn = rest[-1]
     if not any(used):
         return [False] * len(used), None
 
-    def kept(values):
+    def kept(values: Sequence):
         return tuple(x for x, is_used in zip(values, used, strict=True) if is_used)
 
     params = dict(

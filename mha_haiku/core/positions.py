@@ -14,7 +14,7 @@ import abc
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -174,7 +174,7 @@ class ScoreBias(tiles.Part, abc.ABC):
     ) -> Self:
         """Adds the gradient of a tile to `total`, the gradient of an aligned bias."""
 
-        def tile(bias):
+        def tile(bias: Self) -> Array:
             values = tiles.lifted(bias.aligned_tile(rows, columns), cotangent.ndim)
             return jnp.broadcast_to(values.astype(cotangent.dtype), cotangent.shape)
 
@@ -189,10 +189,18 @@ class DenseBias(tiles.Whole, ScoreBias):
     name: ClassVar[str] = "bias"
     values: Array | np.ndarray = tiles.array("HTS")
 
-    def check(self, batch_shape, num_heads, num_queries, num_keys):
+    def check(
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
+    ):
         self.check_shape(batch_shape, num_heads, num_queries, num_keys)
 
-    def add_gradient(self, total, cotangent, rows, columns):
+    def add_gradient(
+        self,
+        total: Any,
+        cotangent: Array,
+        rows: tiles.Positions,
+        columns: tiles.Positions,
+    ):
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
         # An axis of size 1 broadcasts, so that its gradient is a sum over it.
@@ -270,12 +278,14 @@ class _DistanceBias(ScoreBias):
 
     kind: ClassVar[str]
 
-    def at_heads(self, heads):
+    def at_heads(self, heads: Sequence[int]) -> Self:
         name, axis, array = self._of_heads()
         chosen = array.take(np.array(heads, np.int32), axis)
         return dataclasses.replace(self, **{name: chosen})
 
-    def check(self, batch_shape, num_heads, num_queries, num_keys):
+    def check(
+        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
+    ):
         _, axis, array = self._of_heads()
         if array.shape[axis] != num_heads:
             raise ValueError(
@@ -295,7 +305,7 @@ class Alibi(_DistanceBias):
     kind: ClassVar[str] = "ALiBi"
     slopes: Array | np.ndarray = tiles.array("H")
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         distance = jnp.abs(tiles.on_rows(rows) - tiles.on_columns(columns))
         slopes = jnp.asarray(self.slopes)[..., None, None]
         return -slopes * tiles.lifted(distance.astype(slopes.dtype), slopes.ndim)
@@ -310,7 +320,7 @@ class RelativeBias(_DistanceBias):
     bidirectional: bool = tiles.static()
     max_distance: int = tiles.static()
 
-    def aligned_tile(self, rows, columns):
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         if isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span):
             # One lookup per diagonal instead of one per pair.
             values = jnp.take(
@@ -321,7 +331,13 @@ class RelativeBias(_DistanceBias):
         distance = tiles.on_columns(columns) - tiles.on_rows(rows)
         return jnp.take(self.table, self.buckets(distance), axis=-1)
 
-    def add_gradient(self, total, cotangent, rows, columns):
+    def add_gradient(
+        self,
+        total: Self,
+        cotangent: Array,
+        rows: tiles.Positions,
+        columns: tiles.Positions,
+    ) -> Self:
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
         # A sum along diagonals without a gather: rows are flipped, padded with R zeros
@@ -339,7 +355,7 @@ class RelativeBias(_DistanceBias):
         table = total.table.at[..., self._diagonal_buckets(rows, columns)].add(sums)
         return dataclasses.replace(self, table=table)
 
-    def _diagonal_buckets(self, rows, columns):
+    def _diagonal_buckets(self, rows: tiles.Span, columns: tiles.Span) -> Array:
         """Finds the bucket of each diagonal of a tile, from the lower left corner."""
         diagonals = jnp.arange(rows.size + columns.size - 1) - (rows.size - 1)
         return self.buckets(columns.start - rows.start + diagonals)

@@ -26,13 +26,13 @@ def _static_integers(cls):
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [field.name for field in dataclasses.fields(cls)]
 
-    def flatten(x):
+    def flatten(x: Any):
         values = [getattr(x, name) for name in names]
         # None in the place of an integer, as None has no leaf.
         leaves = [None if isinstance(value, int) else value for value in values]
         return leaves, tuple(v if isinstance(v, int) else None for v in values)
 
-    def unflatten(integers, leaves):
+    def unflatten(integers: tuple, leaves: Sequence) -> Any:
         pairs = zip(integers, leaves, strict=True)
         return cls(*(leaf if n is None else n for n, leaf in pairs))
 

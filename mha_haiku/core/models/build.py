@@ -23,6 +23,8 @@ from mha_haiku.core import attention, checks, display, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
+_Data = Array | np.ndarray  # of a batch
+
 
 @tiles.pytree
 class DecodingCache:
@@ -221,7 +223,14 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
       (2, 5, 3)
     """
 
-    def apply(params, rng, inputs, *, is_training=False, **options):
+    def apply(
+        params: Any,
+        rng: Array | None,
+        inputs: Array,
+        *,
+        is_training: bool = False,
+        **options,
+    ) -> Output:
         if rng is not None or is_training:
             raise ValueError(
                 "rng and is_training must be omitted: the model is a function without "
@@ -234,7 +243,14 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
     return Model(init, apply, description=getattr(function, "__name__", "a function"))
 
 
-def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
+def _functions(
+    config: architecture.ModelConfig,
+    *,
+    num_tokens: int | None,
+    num_classes: int,
+    implementation: str | Callable,
+    is_scanned: bool,
+) -> Model:
     """Builds the `Model`, with looped or scanned layers; arguments as in `build`."""
     policy = jmp.get_policy(architecture.PRECISIONS[config.precision])
     run = functools.partial(
@@ -253,23 +269,29 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
         lambda *arrays, **options: run(*arrays, **options, stack=stack)[0]
     )
 
-    def init(rng, inputs, lengths=None, decoder_inputs=None, decoder_lengths=None):
+    def init(
+        rng: Array,
+        inputs: _Data,
+        lengths: _Data | None = None,
+        decoder_inputs: _Data | None = None,
+        decoder_lengths: _Data | None = None,
+    ) -> Any:
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         arrays = policy.cast_to_param(inputs), lengths, None
         arrays = *arrays, decoder_inputs, decoder_lengths
         return transformed.init(rng, *arrays, is_training=False)
 
     def apply(
-        params,
-        rng,
-        inputs,
+        params: Any,
+        rng: Array | None,
+        inputs: _Data,
         *,
-        lengths=None,
-        segments=None,
-        decoder_inputs=None,
-        decoder_lengths=None,
-        is_training,
-    ):
+        lengths: _Data | None = None,
+        segments: _Data | None = None,
+        decoder_inputs: _Data | None = None,
+        decoder_lengths: _Data | None = None,
+        is_training: bool,
+    ) -> Output:
         _check_decoder_inputs(has_decoder, decoder_inputs, decoder_lengths)
         if num_tokens is not None:
             check_rows("inputs", inputs, num_tokens, lengths)
@@ -293,7 +315,12 @@ def _functions(config, *, num_tokens, num_classes, implementation, is_scanned):
     )
 
 
-def _decoding(config, run, num_tokens, policy) -> Decoding | None:
+def _decoding(
+    config: architecture.ModelConfig,
+    run: Callable,
+    num_tokens: int | None,
+    policy: jmp.Policy,
+) -> Decoding | None:
     """Makes a model run token by token; None if it does not predict the next token."""
     # Steps loop over layers, even if the model scans them.
     has_source = config.family == "encoder_decoder"
@@ -306,7 +333,13 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         functools.partial(run, is_training=False, stack=modules.looped)
     )
 
-    def advance(params, tokens, source, source_lengths, **more):
+    def advance(
+        params: Any,
+        tokens: Array,
+        source: _Data | None,
+        source_lengths: Array | None,
+        **more,
+    ) -> tuple[Array, tuple, Any]:
         """Reads one token: returns its logits, the maps and the updated caches."""
         arrays = {"inputs": tokens}
         if has_source:
@@ -315,20 +348,20 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         output, caches = transformed.apply(params, None, **arrays, **more)
         return output.logits[..., 0, :], output.maps, caches
 
-    def prepare(params):
+    def prepare(params: Any) -> Any:
         is_stacked = any(map(modules.is_stacked, params))
         looped = modules.unstacked(params) if is_stacked else params
         return policy.cast_to_compute(looped)
 
     def prefill(
-        params,
-        prompts,
-        lengths,
+        params: Any,
+        prompts: _Data,
+        lengths: _Data,
         *,
-        max_length,
-        source=None,
-        source_lengths=None,
-    ):
+        max_length: int,
+        source: _Data | None = None,
+        source_lengths: Array | None = None,
+    ) -> tuple[Array, DecodingCache]:
         checks.integer_in("max_length", max_length, 1, longest)
         prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
         if prompts.ndim != 2 or not 1 <= prompts.shape[1] <= max_length:
@@ -355,7 +388,9 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         )
         return logits, DecodingCache(caches, lengths, source_lengths, max_length)
 
-    def step(params, tokens, cache):
+    def step(
+        params: Any, tokens: _Data, cache: DecodingCache
+    ) -> tuple[Array, tuple, DecodingCache]:
         known = tiles.known(cache.positions)
         if known is not None and (known >= cache.size).any():
             raise ValueError(
@@ -364,7 +399,9 @@ def _decoding(config, run, num_tokens, policy) -> Decoding | None:
         params = prepare(params)
 
         @jax.vmap
-        def step_of_one(token, caches, position, source_lengths):
+        def step_of_one(
+            token: Array, caches: tuple, position: Array, source_lengths: Array | None
+        ):
             return advance(
                 params,
                 token[None],
@@ -396,7 +433,9 @@ def check_source(has_source: bool, source: Any, source_lengths: Any) -> None:
         )
 
 
-def _check_decoder_inputs(has_decoder, inputs, lengths):
+def _check_decoder_inputs(
+    has_decoder: bool, inputs: _Data | None, lengths: _Data | None
+):
     if has_decoder:
         is_integer = inputs is not None and jnp.issubdtype(
             jnp.result_type(inputs), jnp.integer
@@ -413,7 +452,7 @@ def _check_decoder_inputs(has_decoder, inputs, lengths):
         )
 
 
-def _check_segments(config, inputs, segments):
+def _check_segments(config: architecture.ModelConfig, inputs: _Data, segments: _Data):
     if not config.embedding.segments:
         raise ValueError(
             "segments must be None: config.model.embedding.segments is 0, so that the "

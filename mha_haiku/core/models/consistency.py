@@ -35,7 +35,7 @@ def check(config: ModelConfig) -> None:
             raise checks.ConfigError(f"config.model.{mistake}")
 
 
-def _sizes(config) -> Iterator[str]:
+def _sizes(config: ModelConfig) -> Iterator[str]:
     section, model_size = config.attention, config.model_size
     num_heads, num_groups = section.num_heads, section.num_key_value_heads
     if not num_heads and not config.feed_forward.hidden_size:
@@ -57,12 +57,12 @@ def _sizes(config) -> Iterator[str]:
         )
 
 
-def _nearest_divisor(number, wanted):
+def _nearest_divisor(number: int, wanted: int):
     divisors = [i for i in range(1, number + 1) if number % i == 0]
     return min(divisors, key=lambda divisor: abs(divisor - wanted))
 
 
-def _pattern(config) -> Iterator[str]:
+def _pattern(config: ModelConfig) -> Iterator[str]:
     section = config.attention
     for chosen, choices in modules.CHOICES.items():
         read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
@@ -99,7 +99,7 @@ def _pattern(config) -> Iterator[str]:
         yield "attention.differential needs gate = 'none' or 'head'."
 
 
-def _positions(config) -> Iterator[str]:
+def _positions(config: ModelConfig) -> Iterator[str]:
     schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
     name = f"embedding.positions = {kind!r}"
     in_attention = [x for x, y in schemes.items() if y.rotate or y.bias]
@@ -116,7 +116,7 @@ def _positions(config) -> Iterator[str]:
         yield f"{name} needs an even {what}, got {size}."
 
 
-def _by_layer(config) -> Iterator[str]:
+def _by_layer(config: ModelConfig) -> Iterator[str]:
     kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
     window, turns = config.attention.window, config.embedding.frequencies
     are_by_layer = any(isinstance(row, tuple) for row in turns or ())
@@ -174,7 +174,7 @@ def _by_layer(config) -> Iterator[str]:
             )
 
 
-def _parts(config) -> Iterator[str]:
+def _parts(config: ModelConfig) -> Iterator[str]:
     is_parallel, places = config.feed_forward.parallel, architecture.NORM_PLACES
     if is_parallel and not (config.attention.residual and config.feed_forward.residual):
         yield (
@@ -195,7 +195,7 @@ def _parts(config) -> Iterator[str]:
             yield f"{section}.norm must be False with norm.kind = 'none'."
 
 
-def _output(config) -> Iterator[str]:
+def _output(config: ModelConfig) -> Iterator[str]:
     section, default = config.output, OutputConfig()
     is_set = config.family == "set_classifier"
     for field in ("pool", "tied"):
@@ -215,7 +215,7 @@ def _output(config) -> Iterator[str]:
             )
 
 
-def _decoder(config) -> Iterator[str]:
+def _decoder(config: ModelConfig) -> Iterator[str]:
     if config.family != "encoder_decoder":
         if config.decoder.num_layers is not None:
             yield (

@@ -22,6 +22,7 @@ __all__ = ["Beam", "Generated", "Greedy", "Sampled", "generate", "stream"]
 
 _NO_TOKEN = -1
 _SHORTEST = 16  # the shortest padded length of prompts; then 64, 256, ...
+_End = Array | np.int32  # the token that ends a text, or `_NO_TOKEN`
 
 
 class Strategy:
@@ -250,7 +251,9 @@ def stream(
 
 
 @functools.partial(jax.jit, static_argnames=("writer",))
-def _begun(writer, params, given, end, key):
+def _begun(
+    writer: _Writer, params: Any, given: _Prompts, end: _End, key: Array
+) -> tuple[_Texts, build.DecodingCache, Array]:
     """Writes the first token of each text; also returns the cache and keys `[B]`."""
     logits, cache = _prefilled(writer, params, given)
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(given.lengths)))
@@ -261,14 +264,22 @@ def _begun(writer, params, given, end, key):
 @functools.partial(
     jax.jit, static_argnames=("writer",), donate_argnames=("texts", "cache")
 )
-def _advanced(writer, params, texts, cache, keys, end, steps):
+def _advanced(
+    writer: _Writer,
+    params: Any,
+    texts: _Texts,
+    cache: build.DecodingCache,
+    keys: Array,
+    end: _End,
+    steps: int | Array,
+) -> tuple[_Texts, build.DecodingCache]:
     """Writes up to `steps` more tokens; also returns the cache."""
 
-    def continues(state):
+    def continues(state: tuple):
         i, texts, _ = state
         return (i < steps) & ~texts.is_done.all()
 
-    def step(state):
+    def step(state: tuple):
         i, texts, cache = state
         logits, cache = _stepped(writer, params, texts, cache)
         return i + 1, _appended(writer.strategy, texts, logits, keys, end), cache
@@ -278,7 +289,7 @@ def _advanced(writer, params, texts, cache, keys, end, steps):
 
 
 @functools.partial(jax.jit, static_argnames=("writer",))
-def _beam(writer, params, given, end):
+def _beam(writer: Any, params: Any, given: _Prompts, end: _End) -> Generated:
     _, strategy, max_length = writer
     width, size = strategy.width, len(given.lengths)
     logits, cache = _prefilled(writer, params, given)
@@ -293,10 +304,10 @@ def _beam(writer, params, given, end):
     )
     starts = given.lengths[:, None]
 
-    def ranking(texts, lengths):
+    def ranking(texts: _Texts, lengths: Array):
         return texts.log_probability / strategy.penalty(lengths - starts)
 
-    def extended(texts, logits):
+    def extended(texts: _Texts, logits: Array) -> tuple[_Texts, Array]:
         """Extends beams by a token; also returns the index of each text's parent."""
         logits = jax.nn.log_softmax(logits).reshape(size, width, -1)
         longer = texts.log_probability[..., None] + logits
@@ -315,7 +326,7 @@ def _beam(writer, params, given, end):
         texts = _with_tokens(of_parents, tokens, end)
         return texts._replace(log_probability=score), parents
 
-    def continues(state):
+    def continues(state: tuple):
         texts, *_ = state
         longest = jnp.full_like(texts.lengths, max_length)
         # A text never gains probability, so this is an upper bound.
@@ -323,7 +334,7 @@ def _beam(writer, params, given, end):
         done = jnp.where(texts.is_done, ranking(texts, texts.lengths), -jnp.inf).max(1)
         return ((possible > done) & ~texts.is_done.all(1)).any()
 
-    def step(state):
+    def step(state: tuple):
         texts, parents, cache = state
         rows = (jnp.arange(size)[:, None] * width + parents).reshape(-1)
         flat = jax.tree.map(lambda x: x.reshape(size * width, *x.shape[2:]), texts)
@@ -338,12 +349,12 @@ def _beam(writer, params, given, end):
     return _generated(best, end)
 
 
-def _generated(texts, end) -> Generated:
+def _generated(texts: _Texts, end: _End) -> Generated:
     tokens = _ended(texts.tokens, texts.lengths, end)
     return Generated(tokens, texts.lengths, texts.log_probability)
 
 
-def _prefilled(writer, params, given):
+def _prefilled(writer: _Writer, params: Any, given: _Prompts):
     """Reads the prompts: returns logits `[B, C]` after them, and a cache."""
     # The last token of a text is written, but never read.
     decoding, _, max_length = writer
@@ -358,7 +369,7 @@ def _prefilled(writer, params, given):
     )
 
 
-def _stepped(writer, params, texts, cache):
+def _stepped(writer: _Writer, params: Any, texts: _Texts, cache: build.DecodingCache):
     """Computes the logits `[B, C]` after each text's last token, and the cache."""
     # For a text that has ended, the last token is written again at its position.
     positions = jnp.minimum(texts.lengths, cache.size) - 1
@@ -368,7 +379,7 @@ def _stepped(writer, params, texts, cache):
     return logits, cache
 
 
-def _appended(strategy, texts, logits, keys, end):
+def _appended(strategy: Any, texts: _Texts, logits: Array, keys: Array, end: _End):
     """Appends a token to each text, chosen by logits `[B, C]`."""
     # The length tells apart the random choices of a text.
     tokens = strategy.choose(logits, jax.vmap(jax.random.fold_in)(keys, texts.lengths))
@@ -378,7 +389,7 @@ def _appended(strategy, texts, logits, keys, end):
     return _with_tokens(texts, tokens, end)
 
 
-def _with_tokens(texts, tokens, end):
+def _with_tokens(texts: _Texts, tokens: Array, end: _End):
     at, max_length = texts.lengths, texts.tokens.shape[-1]
     places = jnp.arange(max_length).reshape(*(1,) * at.ndim, -1)
     is_new = (places == at[..., None]) & ~texts.is_done[..., None]
@@ -390,7 +401,7 @@ def _with_tokens(texts, tokens, end):
     )
 
 
-def _prompted(given, max_length, end):
+def _prompted(given: Any, max_length: int, end: _End):
     lengths, room = given.lengths, max_length - given.prompts.shape[1]
     tokens = jnp.pad(given.prompts, [(0, 0), (0, room)])
     tokens = _ended(tokens, lengths, end)
@@ -398,13 +409,20 @@ def _prompted(given, max_length, end):
     return _Texts(tokens, lengths, lengths >= max_length, zeros)
 
 
-def _ended(tokens, lengths, end):
+def _ended(tokens: Array, lengths: Array, end: _End):
     """Fills all positions after the end of a text with the end token."""
     is_after = jnp.arange(tokens.shape[1])[None] >= lengths[:, None]
     return jnp.where(is_after, end, tokens)
 
 
-def _checked(model, arrays, strategy, max_length, end_token, key):
+def _checked(
+    model: build.Model,
+    arrays: tuple,
+    strategy: Strategy,
+    max_length: int,
+    end_token: int | None,
+    key: Array | None,
+) -> tuple[_Writer, _Prompts, np.int32]:
     """Returns the static arguments, the padded arrays, and the end token."""
     decoding = model.decoding
     prompts, lengths, source, source_lengths = arrays
@@ -461,7 +479,14 @@ def _checked(model, arrays, strategy, max_length, end_token, key):
     return _Writer(decoding, strategy, max_length), given, end
 
 
-def _checked_lengths(name, lengths, size, shortest, letter, longest) -> np.ndarray:
+def _checked_lengths(
+    name: str,
+    lengths: Array | np.ndarray | None,
+    size: int,
+    shortest: int,
+    letter: str,
+    longest: int,
+) -> np.ndarray:
     """Checks lengths `[B]`; None means the longest."""
     lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
     is_integer = np.issubdtype(lengths.dtype, np.integer)

@@ -114,7 +114,13 @@ def forward(
     has_decoder = config.family == "encoder_decoder"
 
     def run(
-        decoder, num_tokens, inputs, lengths, segments, *encoded, **options
+        decoder: bool,
+        num_tokens: int | None,
+        inputs: Any,
+        lengths: Array | None,
+        segments: Array | None,
+        *encoded,
+        **options,
     ) -> tuple[Any, ...]:
         """Runs a stack; returns embedding, valid positions, output, maps, caches."""
         is_last = decoder == has_decoder
@@ -172,7 +178,14 @@ def forward(
     return Output(logits, maps, policy.cast_to_output(x)), kept
 
 
-def _embedded(config, embedding, inputs, segments, decoder, first) -> Array:
+def _embedded(
+    config: ModelConfig,
+    embedding: Callable[[Array], Array],
+    inputs: Array,
+    segments: Array | None,
+    decoder: bool,
+    first: int | Array,
+) -> Array:
     """Embeds inputs, adds positions and segments, and normalizes: `[B, T, D]`."""
     section, prefix = config.embedding, _prefix(decoder)
     x = embedding(inputs)
@@ -198,7 +211,14 @@ def _prefix(decoder: bool) -> str:
     return "decoder_" if decoder else ""
 
 
-def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
+def _logits(
+    config: ModelConfig,
+    embedding: Any,
+    x: Array,
+    valid: Array | None,
+    num_classes: int,
+    policy: jmp.Policy,
+) -> Array:
     """Computes logits `[B, T, C]`, pooled `[B, C]`, of a set classifier `[B, T]`."""
     section, is_set = config.output, config.family == "set_classifier"
     x = _pooled(section.pool, x, valid)
@@ -220,7 +240,7 @@ def _logits(config, embedding, x, valid, num_classes, policy) -> Array:
     return marking.site("logits", x)
 
 
-def _normed(config, is_normed: bool, name: str, x: Array) -> Array:
+def _normed(config: ModelConfig, is_normed: bool, name: str, x: Array) -> Array:
     return architecture.make_norm(config)(name=name)(x) if is_normed else x
 
 
@@ -238,13 +258,15 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
 # --- The layers: their parts, masks and biases
 
 
-def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
+def _masks(
+    config: ModelConfig, lengths: Array | None, decoder: bool
+) -> masks.Mask | list[masks.Mask]:
     """Makes the mask of all layers, or a list of one per layer if they differ."""
     windows = parts.windows(config)
     windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
     is_causal = decoder or config.family == "causal"
 
-    def mask(window):
+    def mask(window: int | None) -> masks.Mask:
         kinds = []
         if window is not None:
             kinds.append(masks.window(window, 0 if is_causal else window))
@@ -259,7 +281,9 @@ def _masks(config, lengths, decoder) -> masks.Mask | list[masks.Mask]:
     return [mask(window) for window in windows]
 
 
-def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
+def _cross_mask(
+    source: Any, lengths: Array | None, decoder_lengths: Any
+) -> masks.Mask | None:
     """Makes the mask of cross-attention; without lengths all positions are valid."""
     if lengths is None and decoder_lengths is None:
         return None
@@ -268,7 +292,7 @@ def _cross_mask(source, lengths, decoder_lengths) -> masks.Mask | None:
     return masks.padding(lengths, decoder_lengths)
 
 
-def _bias(config, decoder) -> positions.ScoreBias | list | None:
+def _bias(config: ModelConfig, decoder: bool) -> positions.ScoreBias | list | None:
     """Makes the score bias of all layers, or a list of one per pruned layer."""
     make_bias = modules.PositionScheme.of(config.embedding).bias
     if make_bias is None:
@@ -285,7 +309,9 @@ def _bias(config, decoder) -> positions.ScoreBias | list | None:
     ]
 
 
-def _make_layer(config, implementation, decoder, i):
+def _make_layer(
+    config: ModelConfig, implementation: str | Callable, decoder: bool, i: int
+) -> modules.DecoderLayer | modules.EncoderLayer:
     section = config.feed_forward
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]
@@ -329,7 +355,14 @@ def _make_layer(config, implementation, decoder, i):
     )
 
 
-def _make_attention(config, implementation, heads, name, *, rotary=None):
+def _make_attention(
+    config: ModelConfig,
+    implementation: str | Callable,
+    heads: Any,
+    name: str,
+    *,
+    rotary: Callable | None = None,
+):
     # Only self-attention uses positions, and so smeared keys: the distance of a
     # target's position to a source's has no meaning.
     section = config.attention

@@ -112,7 +112,7 @@ def layer_of(config: ModelConfig, module: str) -> int | slice | None:
     return _among(layer, (config.num_layers, num_decoder_layers(config)), stack)
 
 
-def _among(layer, sizes, place) -> int | slice:
+def _among(layer: anatomy.LayerName, sizes: tuple[int, ...], place: int) -> int | slice:
     """Finds the index of a layer in a list of several stacks of these sizes."""
     before = sum(sizes[:place])
     if layer.index is None:
@@ -229,7 +229,7 @@ def key_size(config: ModelConfig) -> int:
     return section.key_size or config.model_size // max(1, section.num_heads)
 
 
-def _layer_heads(config, names) -> LayerHeads:
+def _layer_heads(config: architecture.AttentionConfig, names: list[int]) -> LayerHeads:
     num_groups = config.num_key_value_heads or config.num_heads
     group_of = [name * num_groups // config.num_heads for name in names]
     key_value_names = sorted(set(group_of))

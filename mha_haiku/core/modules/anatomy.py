@@ -138,7 +138,7 @@ def scaled(array: Any, axis: Axis, factors: np.ndarray) -> np.ndarray:
     return array * along.reshape(*along.shape, *(1,) * (-axis.place - 1))
 
 
-def _size_of_each(array, axis, count) -> int:
+def _size_of_each(array: np.ndarray, axis: Axis, count: int) -> int:
     if array.ndim < -axis.place or array.shape[axis.place] % max(count, 1):
         raise ValueError(
             f"params must have {count} {axis.holds} along axis {axis.place}, got an "

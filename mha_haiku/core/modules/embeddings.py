@@ -5,7 +5,7 @@ To add a scheme, write its function and add a line to `POSITION_SCHEMES`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 import haiku as hk
@@ -160,21 +160,25 @@ class RelativePositions(hk.Module):
         )
 
 
-def _learned(x, first, prefix, *, max_length):
+def _learned(x: Array, first: int | Array, prefix: str, *, max_length: int) -> Array:
     return LearnedPositions(max_length, name=f"{prefix}positions")(x, first)
 
 
-def _sinusoidal(x, first, _):
+def _sinusoidal(x: Array, first: int | Array, _: str) -> Array:
     at = first + jnp.arange(x.shape[-2])
     encoding = positions.sinusoidal(at, x.shape[-1]).astype(x.dtype)
     return x + encoding.reshape(*(1,) * (x.ndim - 2), *encoding.shape)
 
 
-def _rotary(x, at, *, frequencies, rotary_period):
+def _rotary(
+    x: Array, at: Array, *, frequencies: Sequence[float] | None, rotary_period: float
+) -> Array:
     return positions.rotary(x, at, max_period=rotary_period, frequencies=frequencies)
 
 
-def _relative(num_heads, prefix, *, bidirectional):
+def _relative(
+    num_heads: int, prefix: str, *, bidirectional: bool
+) -> positions.ScoreBias:
     name = f"{prefix}relative_positions"
     return RelativePositions(num_heads, bidirectional=bidirectional, name=name)()
 

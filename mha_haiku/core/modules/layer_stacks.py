@@ -81,7 +81,7 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
     )
     x, maps = stack(functools.partial(call_layer, 0))(x, given)
 
-    def at(i):
+    def at(i: int):
         return jax.tree.map(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), maps)
 
     return x, tuple(map(at, range(num_layers)))
@@ -109,8 +109,10 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     """
 
     @functools.wraps(stack)
-    def stack_again(call_layer, x, given):
-        def call_layer_again(i, x, options):
+    def stack_again(
+        call_layer: CallLayer, x: Array, given: Sequence
+    ) -> tuple[Array, tuple]:
+        def call_layer_again(i: int, x: Array, options: Any) -> tuple[Array, Any]:
             return hk.remat(functools.partial(call_layer, i))(x, options)
 
         return stack(call_layer_again, x, given)
@@ -202,7 +204,7 @@ def _stacked(given: Sequence) -> Any:
             "of different kinds."
         )
 
-    def stack(path, *leaves):
+    def stack(path: tuple, *leaves):
         shapes = [jnp.shape(leaf) for leaf in leaves]
         if len(set(shapes)) > 1:
             name = "".join(str(getattr(key, "key", key)) for key in path) or "arrays"
@@ -215,10 +217,10 @@ def _stacked(given: Sequence) -> Any:
     return jax.tree_util.tree_map_with_path(stack, *given)
 
 
-def _check_alike(call_layer, num_layers, x, given) -> None:
+def _check_alike(call_layer: CallLayer, num_layers: int, x: Array, given: Any) -> None:
     """Raises ValueError if parameters of layers differ in name, shape or dtype."""
 
-    def described(i):
+    def described(i: int):
         layer = hk.transform_with_state(functools.partial(call_layer, i))
         params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
         return {

@@ -93,7 +93,16 @@ class Layer(multi_head_attention.CachedModule):
 
     @hk.transparent
     def _attended(
-        self, name, x, encoded, mask, *, rate, step, is_added=True, **options
+        self,
+        name: str,
+        x: Array,
+        encoded: Array | None,
+        mask: masks.Mask | Array | None,
+        *,
+        rate: float,
+        step: multi_head_attention.Step | None,
+        is_added: bool = True,
+        **options,
     ) -> tuple:
         """Returns `x` after an attention part, its map, and its cache in a step."""
         # Parallel parts are not added here.
@@ -105,7 +114,7 @@ class Layer(multi_head_attention.CachedModule):
             return (x, no_map) if step is None else (x, no_map, step.cache)
         make = make or functools.partial(self._sized_attention, x.shape[-1], name)
 
-        def attend(x):
+        def attend(x: Array) -> tuple:
             module, keys = make(), x if encoded is None else encoded
             if step is not None:
                 return module.step(
@@ -118,7 +127,9 @@ class Layer(multi_head_attention.CachedModule):
         return self._added(x, attend, _NORMS[name], residual)
 
     @hk.transparent
-    def _fed_forward(self, x, *, norm, rate, is_added=True) -> Array:
+    def _fed_forward(
+        self, x: Array, *, norm: str, rate: float, is_added: bool = True
+    ) -> Array:
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -127,7 +138,7 @@ class Layer(multi_head_attention.CachedModule):
                 feed_forward.FeedForward, self.hidden_size, name="feed_forward"
             )
 
-        def feed(x):
+        def feed(x: Array):
             return (dropout(make()(x, dropout_rate=rate), rate),)
 
         residual = self._feed_forward_residual and is_added
@@ -144,7 +155,9 @@ class Layer(multi_head_attention.CachedModule):
         return self.make_norm(name=name)(output) if end else output, *rest
 
     @hk.transparent
-    def _sized_attention(self, size, name) -> multi_head_attention.MultiHeadAttention:
+    def _sized_attention(
+        self, size: Any, name: str
+    ) -> multi_head_attention.MultiHeadAttention:
         if self.key_size is None and size % self.num_heads:
             raise ValueError(
                 f"num_heads must divide the width {size} where key_size is not given, "
@@ -345,7 +358,7 @@ class Stack(multi_head_attention.CachedModule):
             make_norm = make_norm or norms.LayerNorm
             layer["make_norm"] = make_norm
 
-            def make_sized(i):
+            def make_sized(i: int):
                 return self.make_sized_layer(**layer, name=f"layer_{i}")
 
             make_layer = make_sized
@@ -361,7 +374,15 @@ class Stack(multi_head_attention.CachedModule):
         self.stack = stack
 
     @hk.transparent
-    def _run(self, x, *args, step, mask, bias, **shared) -> tuple[Any, ...]:
+    def _run(
+        self,
+        x: Array,
+        *args,
+        step: multi_head_attention.Step | None,
+        mask: masks.Mask | Array | Sequence | None,
+        bias: positions.ScoreBias | Array | Sequence | None,
+        **shared,
+    ) -> tuple[Any, ...]:
         """Runs the layers; returns the output, the maps, and in a step the caches."""
         # Arguments with an entry per layer; all others are shared.
         per_layer = {}
@@ -378,7 +399,7 @@ class Stack(multi_head_attention.CachedModule):
                 )
             per_layer[name] = value
 
-        def call_layer(i, x, options):
+        def call_layer(i: int, x: Array, options: dict[str, Any]):
             output, *seen = self.make_layer(i)(x, *args, **shared, **options)
             return output, tuple(seen)
 

@@ -236,7 +236,9 @@ class MultiHeadAttention(CachedModule):
         return marking.site("output", output), attention_map, *kept
 
     @hk.transparent
-    def _keys_and_values(self, key, value, first_query, cache) -> tuple:
+    def _keys_and_values(
+        self, key: Array, value: Array, first_query: int | Array, cache: Any
+    ) -> tuple:
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
@@ -265,7 +267,14 @@ class MultiHeadAttention(CachedModule):
     def _linear(self, size: int, name: str | None, with_bias: bool) -> hk.Linear:
         return hk.Linear(size, with_bias, self.w_init, self.b_init, name)
 
-    def _with_unseen_blanked(self, query, key, value, mask, first_query):
+    def _with_unseen_blanked(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask,
+        first_query: int | Array,
+    ) -> tuple[Array, Array, Array]:
         """Sets keys that no query sees, and queries that see no key, to zero."""
         if not query.ndim == key.ndim == value.ndim >= 2:
             raise ValueError(

@@ -12,6 +12,7 @@ import haiku as hk
 import jax
 import jax.numpy as jnp
 from jax import Array
+from jax.typing import DTypeLike
 
 from mha_haiku.core import marking
 
@@ -149,7 +150,7 @@ def _of_unit_size(x: Array, epsilon: float) -> Array:
 
 
 @_standardized.defjvp
-def _standardized_jvp(epsilon, primals, tangents):
+def _standardized_jvp(epsilon: float, primals: tuple[Array], tangents: tuple[Array]):
     (x,), (change,) = primals, tangents
     normalized, factor = _standardized_by(x, epsilon)
     along = (change * normalized).mean(-1, keepdims=True)
@@ -158,23 +159,23 @@ def _standardized_jvp(epsilon, primals, tangents):
 
 
 @_of_unit_size.defjvp
-def _of_unit_size_jvp(epsilon, primals, tangents):
+def _of_unit_size_jvp(epsilon: float, primals: tuple[Array], tangents: tuple[Array]):
     (x,), (change,) = primals, tangents
     normalized, factor = _of_unit_size_by(x, epsilon)
     along = (change * normalized).mean(-1, keepdims=True)
     return normalized, factor * (change - normalized * along)
 
 
-def _standardized_by(x, epsilon):
+def _standardized_by(x: Array, epsilon: float) -> tuple[Array, Array]:
     """Standardizes the features; also returns the factor that scaled them."""
     return _of_unit_size_by(x - x.mean(-1, keepdims=True), epsilon)
 
 
-def _of_unit_size_by(x, epsilon):
+def _of_unit_size_by(x: Array, epsilon: float) -> tuple[Array, Array]:
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
     factor = marking.site("factor", factor)  # with a constant factor, a norm is linear
     return x * factor, factor
 
 
-def _last(parameter: Array, x: Array, dtype) -> Array:
+def _last(parameter: Array, x: Array, dtype: DTypeLike) -> Array:
     return parameter.astype(dtype).reshape((1,) * (x.ndim - 1) + (-1,))

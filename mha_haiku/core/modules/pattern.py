@@ -104,7 +104,7 @@ class HeadTransforms(NamedTuple):
             key = self.rotary(key, first + jnp.arange(key.shape[-3]))
         return key, cache
 
-    def _norm(self, name) -> Callable[[Array], Array]:
+    def _norm(self, name: str) -> Callable[[Array], Array]:
         if not self.qk_norm:
             return norms.no_norm()
         make = norms.RMSNorm if self.qk_norm is True else self.qk_norm
@@ -177,17 +177,26 @@ def cosine_score(
     return attention.cosine(scale if temperature == 1 else scale / temperature)
 
 
-def _dot_product(_, key_size, *, scale, soft_cap, temperature):
+def _dot_product(
+    _: int,
+    key_size: int,
+    *,
+    scale: float | None,
+    soft_cap: float | None,
+    temperature: float,
+) -> attention.Score:
     if soft_cap is not None:
         soft_cap /= temperature  # as the scores are
     return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
 
 
-def _sigmoid(_, key_size, *, scale, temperature, offset):
+def _sigmoid(
+    _: int, key_size: int, *, scale: float | None, temperature: float, offset: float
+) -> attention.Score:
     return attention.sigmoid(_over(scale, key_size, temperature), offset)
 
 
-def _over(scale, key_size, temperature) -> float | None:
+def _over(scale: float | None, key_size: int, temperature: float) -> float | None:
     """Divides the scale, which defaults to 1 / sqrt(K), by a temperature."""
     if temperature == 1:
         return scale
@@ -209,7 +218,9 @@ def learned_sinks(num_heads: int) -> attention.Normalizer:
     return attention.sink(hk.get_parameter("sinks", (num_heads,), init=jnp.zeros))
 
 
-def _softmax(num_heads, *, sinks):
+def _softmax(
+    num_heads: int, *, sinks: float | str | None
+) -> attention.Normalizer | None:
     if sinks is None:
         return None
     if sinks == "learned":
@@ -249,7 +260,7 @@ def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
     return _gates(query, num_heads, value_size)
 
 
-def _gates(query, num_heads, size):
+def _gates(query: Array, num_heads: int, size: int) -> Array:
     linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
     gates = jax.nn.sigmoid(linear(query))
     return gates.reshape(*query.shape[:-1], num_heads, size)

@@ -144,7 +144,9 @@ class Axes:
         """Walks back to the first value with the same numbers."""
         return list(self.forms(step))[-1]
 
-    def _regrouped(self, axes, shape) -> list[AxisFactors] | None:
+    def _regrouped(
+        self, axes: list[AxisFactors], shape: tuple[int, ...]
+    ) -> list[AxisFactors] | None:
         """Regroups the axes for a reshape; None if sizes have no common factors."""
         rest, result = list(self.of(*axes)), []
         for size in shape:
@@ -202,7 +204,7 @@ def before_reshape(equation: Equation, axis: int) -> int | None:
     """Finds the axis of the input from which an axis comes; None for a new one."""
     value, (output,) = equation.inputs[0], equation.outputs
 
-    def places(shape):
+    def places(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
         # The number of elements before an axis, and of axes of size 1 there.
         sizes, counts = [1, *itertools.accumulate(shape, int.__mul__)], {}
         for size, count in zip(shape, sizes, strict=False):

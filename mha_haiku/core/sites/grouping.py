@@ -80,7 +80,7 @@ def groups(axes: Axes, mixing: Mixing, of_query: AxisFactors) -> Groups:
     def split():
         return [axes.of(axis) for axis in mixing.weights.axes]
 
-    def leaves_queries(heads):
+    def leaves_queries(heads: AxisFactors):
         # Apart from heads, one of the free axes must hold the queries.
         return any(not factors[i] or set(factors[i]) - set(heads) for i in free)
 
@@ -128,7 +128,13 @@ def groups(axes: Axes, mixing: Mixing, of_query: AxisFactors) -> Groups:
     return Groups([batch[i] for i in sorted(batch)], heads, left)
 
 
-def _by_use(axes, heads, shared, free, order) -> tuple:
+def _by_use(
+    axes: Axes,
+    heads: Reached,
+    shared: set[int],
+    free: list[AxisFactors],
+    order: AxisFactors,
+) -> tuple:
     """Finds the factors of heads by their later use, and all merged axes.
 
     Heads are what the program merges or contracts with the size of values, or sums: ()
@@ -139,7 +145,7 @@ def _by_use(axes, heads, shared, free, order) -> tuple:
     result, merged, waiting, seen = None, [], [heads], set()
     whole = [axes.of([x]) for axis in free for x in axis]
 
-    def is_cut(factors):
+    def is_cut(factors: AxisFactors):
         # Parts of queries that are split after the product are not heads.
         parts = [set(axes.of(factor)) for factor in whole]
         return any(part & set(factors) and part - set(factors) for part in parts)
@@ -175,7 +181,9 @@ def _by_use(axes, heads, shared, free, order) -> tuple:
     return result, merged
 
 
-def _contracted(axes, equation, position, step, order) -> AxisFactors:
+def _contracted(
+    axes: Axes, equation: Equation, position: int, step: Reached, order: AxisFactors
+) -> AxisFactors:
     """Returns the factors over which an equation sums, in the given order."""
     summed = ()
     if equation.name == "dot_general":
@@ -271,7 +279,12 @@ class Layout:
         return _reordered(changed, factors, back, self.shape)
 
 
-def _reordered(value, factors, order, shape) -> Array:
+def _reordered(
+    value: Array,
+    factors: tuple[int, ...],
+    order: tuple[int, ...],
+    shape: tuple[int, ...],
+) -> Array:
     """Reorders the axes of a value; steps that change nothing are not traced."""
     if value.shape != factors:
         value = jax.lax.reshape(value, factors)

@@ -84,7 +84,7 @@ def carried(eqn: core.JaxprEqn) -> tuple[int, int]:
     # inside.
     (body,) = inner(eqn)
 
-    def count(outside, inside):
+    def count(outside: Sequence[Any], inside: Sequence[Any]):
         pairs = zip(outside, inside, strict=True)
         return sum(x.aval.ndim == y.aval.ndim for x, y in pairs)
 
@@ -110,7 +110,7 @@ def bound(call: core.ClosedJaxpr, inputs: Sequence) -> list:
 
 
 @functools.lru_cache(16)
-def _inlined_call(mesh) -> tuple[core.Primitive, dict]:
+def _inlined_call(mesh: jax.sharding.AbstractMesh) -> tuple[core.Primitive, dict]:
     """Finds the primitive of an inlined call, and its parameters for one input."""
     del mesh  # part of the cache key, since the parameters depend on it
     (eqn,) = jax.make_jaxpr(jax.jit(lambda x: x + 1))(0.0).eqns

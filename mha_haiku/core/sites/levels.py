@@ -136,12 +136,18 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
         except TypeError:  # not hashable
             return numbers.setdefault(object(), len(numbers))
 
-    def value_of(atom, values):
+    def value_of(atom: core.Var | core.Literal, values: dict[core.Var, Value]):
         if not isinstance(atom, core.Literal):
             return values[atom]
         return Value(atom.aval, number(atom.aval, np.asarray(atom.val).tobytes()))
 
-    def enter(jaxpr, values, index, calls, is_marked=False):
+    def enter(
+        jaxpr: core.Jaxpr,
+        values: dict[core.Var, Value],
+        index: int | None,
+        calls: tuple[int, ...],
+        is_marked: bool = False,
+    ):
         for place, eqn in enumerate(jaxpr.eqns):
             place = place if index is None else index
             inputs = [value_of(x, values) for x in eqn.invars]
@@ -188,7 +194,9 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
     return result
 
 
-def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
+def _joined(
+    name: str, params: dict[str, Any], pieces: list[Any]
+) -> tuple[core.Jaxpr, list[Value]] | None:
     """Rewrites a concatenation of all pieces of a value as reshapes of the value."""
     # The pieces come from a split, or are slices, perhaps all reshaped in the same way:
     # heads that are split and stacked along another axis.
@@ -222,7 +230,7 @@ def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
     if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None
 
-    def reshaped(x):
+    def reshaped(x: jax.Array):
         x = x.reshape(*shape[:axis], len(pieces), *shape[axis:])
         x = jnp.moveaxis(x, axis, 0)
         for equation in reversed(chain):
@@ -240,7 +248,7 @@ def _joined(name, params, pieces) -> tuple[core.Jaxpr, list[Value]] | None:
 def primitives(jaxpr: core.Jaxpr) -> set[str]:
     """Returns the primitives of a level and its calls, without marked attention."""
 
-    def enters(eqn):
+    def enters(eqn: core.JaxprEqn):
         return eqn.primitive.name in _CALLS and not jaxprs.is_marked(eqn)
 
     walk = jaxprs.walk(jaxpr, enters)

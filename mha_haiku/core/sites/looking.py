@@ -134,7 +134,7 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     return found
 
 
-def _walked(function, *how, **options) -> Callable:
+def _walked(function: Callable, *how, **options) -> Callable:
     """Wraps a function to return its edited output and the values read."""
 
     @functools.wraps(function)
@@ -144,7 +144,7 @@ def _walked(function, *how, **options) -> Callable:
 
         # Haiku's parameters and keys become arguments and results of the traced
         # function.
-        def threaded(inner):
+        def threaded(inner: Callable):
             def run(*args, **kwargs):
                 (output, state), found = _walk(inner, args, kwargs, *how, **options)
                 return (output, found), state
@@ -157,7 +157,7 @@ def _walked(function, *how, **options) -> Callable:
     return walked
 
 
-def _only_output(walked) -> Callable:
+def _only_output(walked: Callable) -> Callable:
     @functools.wraps(walked)
     def run(*args, **kwargs):
         return walked(*args, **kwargs)[0]
@@ -165,7 +165,15 @@ def _only_output(walked) -> Callable:
     return run
 
 
-def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
+def _walk(
+    function: Callable,
+    args: tuple,
+    kwargs: dict[str, Any],
+    reads: dict[str, Callable],
+    edits: dict[str, Callable],
+    strict: bool,
+    shows_stream: bool = False,
+) -> tuple[Any, dict[str, Any]]:
     survey, leaves, outputs_of = _surveyed(function, args, kwargs, shows_stream)
     _match(survey, reads, edits, strict)
     outputs, seen = program.run(survey.top, leaves)
@@ -179,7 +187,9 @@ def _walk(function, args, kwargs, reads, edits, strict, shows_stream=False):
     return outputs_of(outputs), found
 
 
-def _surveyed(function, args, kwargs, shows_stream=False):
+def _surveyed(
+    function: Callable, args: tuple, kwargs: dict[str, Any], shows_stream: bool = False
+) -> tuple[surveying.Survey, list, Callable]:
     """Traces a function; returns its survey, its arrays, and how to make its output."""
     # Other leaves, such as a flag or the activation of an Equinox module, are static.
     arrays, arguments_of = _parted((args, kwargs))
@@ -196,7 +206,7 @@ def _surveyed(function, args, kwargs, shows_stream=False):
     return survey, arrays, outputs_of[-1]
 
 
-def _parted(tree) -> tuple[list, Callable]:
+def _parted(tree: Any) -> tuple[list, Callable]:
     """Splits a tree into its arrays and a function that replaces them."""
     leaves, structure = jax.tree.flatten(tree)
     is_array = [_is_array(x) for x in leaves]
@@ -205,7 +215,7 @@ def _parted(tree) -> tuple[list, Callable]:
         None if is_given else x for x, is_given in zip(leaves, is_array, strict=True)
     ]
 
-    def whole(arrays):
+    def whole(arrays: Iterable) -> Any:
         arrays = iter(arrays)
         parts = zip(rest, is_array, strict=True)
         parts = [next(arrays) if is_given else x for x, is_given in parts]
@@ -214,7 +224,7 @@ def _parted(tree) -> tuple[list, Callable]:
     return arrays, whole
 
 
-def _is_array(x) -> bool:
+def _is_array(x: Any) -> bool:
     # A NumPy scalar is treated like a Python number, on which a program may branch.
     if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False
@@ -223,7 +233,12 @@ def _is_array(x) -> bool:
     return not is_numpy or any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
 
 
-def _match(survey, reads, edits, strict) -> None:
+def _match(
+    survey: surveying.Survey,
+    reads: dict[str, Callable],
+    edits: dict[str, Callable],
+    strict: bool,
+) -> None:
     """Enters reads and edits in the stops; raises ValueError for impossible ones."""
     used, names_of_all, groups = set(), [], set()
     stops = list(survey.top.all_stops())
@@ -262,11 +277,11 @@ def _match(survey, reads, edits, strict) -> None:
             _refuse(pattern, names_of_all, survey)
 
 
-def _first(patterns, name) -> str | None:
+def _first(patterns: Iterable[str], name: str) -> str | None:
     return next((x for x in patterns if surveying.matches(x, name)), None)
 
 
-def _refuse(pattern, names, survey) -> None:
+def _refuse(pattern: str, names: list[str], survey: surveying.Survey) -> None:
     names = list(dict.fromkeys(names))
     message = f"{pattern!r} names no site of the function, which has "
     if names:

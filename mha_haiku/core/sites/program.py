@@ -13,11 +13,12 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend import core
 
 from mha_haiku.core import display
-from mha_haiku.core.marking import site_p
+from mha_haiku.core.marking import Facet, site_p
 from mha_haiku.core.sites import jaxprs, surveying
 from mha_haiku.core.sites.jaxprs import under_vmaps
 
@@ -68,7 +69,7 @@ def run(
     values = dict(zip(jaxpr.constvars, level.closed.consts, strict=True))
     values |= zip(jaxpr.invars, args, strict=True)
 
-    def read(atom):
+    def read(atom: core.Var | core.Literal) -> Any:
         return atom.val if isinstance(atom, core.Literal) else values[atom]
 
     stops = [stop for stop in level.stops if stop.is_active]
@@ -107,7 +108,13 @@ def run(
     return [read(x) for x in jaxpr.outvars], seen
 
 
-def _run_plain(jaxpr, begin, end, last_use, values) -> None:
+def _run_plain(
+    jaxpr: core.Jaxpr,
+    begin: int,
+    end: int,
+    last_use: dict[core.Var, int],
+    values: dict[core.Var, Any],
+) -> None:
     # JAX itself runs equations without reads and edits, which keeps their rules: how to
     # bind primitives one by one differs between versions of JAX.
     eqns = jaxpr.eqns[begin:end]
@@ -131,7 +138,7 @@ def _run_plain(jaxpr, begin, end, last_use, values) -> None:
     values.update(zip(outputs, results, strict=True))
 
 
-def _last_uses(jaxpr, stops) -> dict:
+def _last_uses(jaxpr: core.Jaxpr, stops: list[surveying.Stop]) -> dict[core.Var, int]:
     reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
@@ -143,7 +150,9 @@ def _last_uses(jaxpr, stops) -> dict:
     return last
 
 
-def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
+def _run_nested(
+    eqn: core.JaxprEqn, levels: list[surveying.Level], inputs: list, turns: tuple
+) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
     if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
@@ -175,7 +184,9 @@ def _run_nested(eqn, levels, inputs, turns) -> tuple[list, dict]:
     )
 
 
-def _scanned(eqn, level, inputs, turns):
+def _scanned(
+    eqn: core.JaxprEqn, level: surveying.Level, inputs: list, turns: tuple
+) -> tuple[list, dict]:
     params, length = eqn.params, eqn.params["length"]
     num_consts, num_carry = jaxprs.carried(eqn)
     num_unscanned = num_consts + num_carry
@@ -187,17 +198,17 @@ def _scanned(eqn, level, inputs, turns):
         if isinstance(change, Resume)
     ]
 
-    def step(carry, x):
+    def step(carry: list, x: Any):
         turn, x = x
 
-        def whole(carry):
+        def whole(carry: list):
             outputs, seen = run(level, [*fixed, *carry, *x], (*turns, turn))
             return outputs[:num_carry], (outputs[num_carry:], seen)
 
         if not resumed:
             return whole(carry)
 
-        def skipped(carry):
+        def skipped(carry: list):
             _, rest = jax.eval_shape(whole, carry)
             return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
 
@@ -221,16 +232,18 @@ def _scanned(eqn, level, inputs, turns):
     return [*carry, *stacked], by_turn
 
 
-def _branched(levels, inputs, turns):
+def _branched(
+    levels: list[surveying.Level], inputs: list, turns: tuple
+) -> tuple[list, dict]:
     index, *inputs = inputs
     whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
     seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
 
-    def unseen(x):  # the value in a branch that was not taken
+    def unseen(x: jax.ShapeDtypeStruct):  # the value in a branch that was not taken
         is_float = jnp.issubdtype(x.dtype, jnp.inexact)
         return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
-    def branch(i):
+    def branch(i: int) -> Callable:
         def taken(*x):
             outputs, values = whole[i](*x)
             for other in seen[:i] + seen[i + 1 :]:
@@ -242,7 +255,9 @@ def _branched(levels, inputs, turns):
     return jax.lax.switch(index, [branch(i) for i in range(len(levels))], *inputs)
 
 
-def _repeated(eqn, levels, inputs, turns):
+def _repeated(
+    eqn: core.JaxprEqn, levels: list[surveying.Level], inputs: list, turns: tuple
+) -> list:
     test, body = levels
     for_test = eqn.params["cond_nconsts"]
     for_body = for_test + eqn.params["body_nconsts"]
@@ -253,7 +268,9 @@ def _repeated(eqn, levels, inputs, turns):
     )
 
 
-def _sharded(eqn, level, inputs, turns):
+def _sharded(
+    eqn: Any, level: surveying.Level, inputs: list, turns: tuple
+) -> tuple[list, dict]:
     """Runs a shard_map; values read have an axis of the devices in front."""
     params = eqn.params
     mesh = params["mesh"]
@@ -289,7 +306,12 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
     for i, pattern, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
-        def read(*leaves, facet=facet, tree=tree, function=function):
+        def read(
+            *leaves,
+            facet: Facet = facet,
+            tree: Any = tree,
+            function: Callable = function,
+        ):
             return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
         mapped = under_vmaps(read, params["batched"], own_axes=False)
@@ -299,7 +321,7 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
         return leaves
 
     # The program continues with a value of the structure that it expects.
-    def fitted(original, *leaves):
+    def fitted(original: list, *leaves):
         value = jax.tree.unflatten(stop.site.params["tree"], original)
         changed = jax.tree.unflatten(params["tree"], leaves)
         return jax.tree.leaves(params["fit"](value, changed))
@@ -309,7 +331,14 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
     return fitted(original, *leaves)
 
 
-def _chosen(change, chosen, turns, layer, name, view):
+def _chosen(
+    change: Callable,
+    chosen: np.ndarray,
+    turns: tuple,
+    layer: int | Array | None,
+    name: str,
+    view: Any,
+) -> Any:
     if chosen.all():
         changed = change(view, layer)
         _check(name, view, changed)
@@ -323,7 +352,9 @@ def _chosen(change, chosen, turns, layer, name, view):
     )
 
 
-def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
+def _edited(
+    leaves: list, params: dict[str, Any], facet: Any, change: Callable
+) -> tuple[list, dict[str, Any]]:
     """Changes one facet of a site; returns the leaves and their parameters."""
     trees = []
 
@@ -348,7 +379,7 @@ def _edited(leaves, params, facet, change) -> tuple[list, dict[str, Any]]:
     }
 
 
-def _check(name, before, after) -> None:
+def _check(name: str, before: Any, after: Any) -> None:
     if _form(before) != _form(after):
         raise ValueError(
             f"the edit of {name!r} must return a value like its argument: "
@@ -356,7 +387,7 @@ def _check(name, before, after) -> None:
         )
 
 
-def _form(view) -> tuple:
+def _form(view: Any) -> tuple:
     """Returns what an edit must keep: the shape of a map, the structure of a tree."""
     structure, leaves = jax.tree.structure(view), jax.tree.leaves(view)
     if hasattr(view, "shape") and not jax.tree_util.treedef_is_leaf(structure):
@@ -364,10 +395,10 @@ def _form(view) -> tuple:
     return structure, [*map(jnp.shape, leaves)]
 
 
-def _like(before, after):
+def _like(before: Any, after: Any) -> Any:
     """Casts an edited view to the dtypes that it had."""
 
-    def cast(x, y):
+    def cast(x: Any, y: Any):
         dtype = jnp.result_type(x)
         return y if jnp.result_type(y) == dtype else jnp.asarray(y, dtype)
 

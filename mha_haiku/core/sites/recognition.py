@@ -45,7 +45,7 @@ inputs, they cannot be told from parameters.
 """
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -53,10 +53,11 @@ from mha_haiku.core.attention import sited
 from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import axes as all_axes
 from mha_haiku.core.sites import grouping, levels, softmaxes
-from mha_haiku.core.sites.axes import Reached
+from mha_haiku.core.sites.axes import AxisFactors, Reached
 from mha_haiku.core.sites.grouping import Layout
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
+from mha_haiku.core.sites.softmaxes import Softmax
 
 _WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
@@ -98,7 +99,7 @@ def has_others(jaxpr: core.Jaxpr) -> bool:
     return {"dot_general", "reduce_sum"} <= read_by
 
 
-def _equations(jaxpr) -> list[Equation]:
+def _equations(jaxpr: core.Jaxpr) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
     primitives = levels.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & _WEIGHING:
@@ -106,7 +107,7 @@ def _equations(jaxpr) -> list[Equation]:
     return levels.equations(jaxpr)
 
 
-def _found(equations) -> dict[Equation, list[Site]]:
+def _found(equations: list[Equation]) -> dict[Equation, list[Site]]:
     """Finds the sites of attentions, by the last equation of the softmax."""
     sites_of = {}
     for product in equations:
@@ -193,7 +194,9 @@ class _AttentionSearch:
         heads = Reached(heads.value, axes, (size,))
         return grouping.Mixing(product, side, weights, values, heads)
 
-    def groups(self, steps, mixing, scores) -> grouping.Groups:
+    def groups(
+        self, steps: list[Any], mixing: grouping.Mixing, scores: _Scores
+    ) -> grouping.Groups:
         of_query = grouping.made_with_size(self.axes, scores.query)
         groups = grouping.groups(self.axes, mixing, of_query)
         # `weights @ values` drops batch axes of size 1 from the weights, from the left.
@@ -208,7 +211,14 @@ class _AttentionSearch:
 
     # --- Queries and keys
 
-    def scores(self, value, is_sigmoid, free, equation, step) -> _Scores | None:
+    def scores(
+        self,
+        value: levels.Value,
+        is_sigmoid: bool,
+        free: list[AxisFactors],
+        equation: Equation,
+        step: Reached,
+    ) -> _Scores | None:
         """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or equation.is_marked:
             return None
@@ -234,7 +244,9 @@ class _AttentionSearch:
                 return _Scores(equation, query, key)
         return None
 
-    def belong_together(self, query, key, value, is_sigmoid) -> bool:
+    def belong_together(
+        self, query: Reached, key: Reached, value: levels.Value, is_sigmoid: bool
+    ) -> bool:
         """Checks whether keys and values come from the same data, as in attention."""
         are_made = [x.is_made for x in (query.value, key.value, value)]
         if any(are_made) or is_sigmoid:
@@ -251,7 +263,7 @@ class _AttentionSearch:
         axes, (_, size) = self.axes.origin(key).axes, key.marks
         return len(axes) != 2 or self.of(axes[-1]) == self.of(size)
 
-    def is_once(self, softmax, product) -> bool:
+    def is_once(self, softmax: Softmax, product: Equation) -> bool:
         """Checks whether the sum uses the same product of queries and keys.
 
         An edit of queries would not affect a product that is computed a second time.
@@ -265,7 +277,9 @@ class _AttentionSearch:
 
     # --- The values shown
 
-    def weights(self, steps, masks, groups) -> tuple[Reached, list[Reached]] | None:
+    def weights(
+        self, steps: list[Reached], masks: set[tuple], groups: grouping.Groups
+    ) -> tuple[Reached, list[Reached]] | None:
         """Finds the weights to show, and the steps to them from the softmax."""
         best = self.undropped(steps, masks)
         (keys,) = steps[0].marks
@@ -276,7 +290,7 @@ class _AttentionSearch:
                 return steps[i], steps[i:]
         return None
 
-    def undropped(self, steps, masks) -> int:
+    def undropped(self, steps: list[Reached], masks: set[tuple]) -> int:
         """Finds the step at which weights are mixed and masked, but not dropped out."""
         # Dropout is random, or zeros together with a scale:
         # `where(kept, weights / 0.8, 0)`.
@@ -305,7 +319,15 @@ class _AttentionSearch:
             step = after
         return step
 
-    def sites(self, steps, softmax, scores, masks, mixing, groups) -> list[Site]:
+    def sites(
+        self,
+        steps: list[Reached],
+        softmax: Softmax,
+        scores: _Scores,
+        masks: set[tuple],
+        mixing: grouping.Mixing,
+        groups: grouping.Groups,
+    ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
         weights, made = self.weights(steps, masks, groups) or (None, [])
         heads = self.held(mixing.heads)
@@ -353,7 +375,7 @@ class _AttentionSearch:
         return sites
 
 
-def _is_readable(index, value) -> bool:
+def _is_readable(index: int, value: levels.Value) -> bool:
     return value.variable is not None and value.index <= index
 
 

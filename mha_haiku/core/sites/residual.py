@@ -78,7 +78,7 @@ class _Ancestry:
     # depend on nearly all earlier ones. A value has the bit of its equation, or its own
     # bit.
 
-    def __init__(self, equations):
+    def __init__(self, equations: list[levels.Equation]):
         self._of: dict[levels.Value, int] = {}
         self._by_product: dict[levels.Value, int] = {}
         self._bits: dict[Any, int] = {}
@@ -106,7 +106,13 @@ class _Ancestry:
 class _StreamSearch:
     """The search for the sums of a residual stream in a level."""
 
-    def __init__(self, equations, heads, carries, is_top):
+    def __init__(
+        self,
+        equations: list[levels.Equation],
+        heads: set[core.Var],
+        carries: dict[int, tuple[int, int]],
+        is_top: bool,
+    ):
         self.equations, self.carries, self.is_top = equations, carries, is_top
         self.made = _Ancestry(equations)
         self.heads = _union(
@@ -131,7 +137,7 @@ class _StreamSearch:
         begin = starts[0].variable if is_given else None
         return sites, begin
 
-    def _written(self, sums):
+    def _written(self, sums: list[_Sum]) -> Iterator[Named]:
         """Yields the sites of terms that no head writes."""
         for sum_ in sums:
             # Terms in a call are found in the level inside.
@@ -141,7 +147,7 @@ class _StreamSearch:
                     site = _site(x, Facet("feed_forward/output"))
                     yield Named(site, sum_.equation.eqn, "layer")
 
-    def _streams(self, sums):
+    def _streams(self, sums: list[_Sum]) -> Iterator[Named]:
         """Yields the sites of the inputs of layers, and of the output of the last."""
         entered = set()
         for sum_ in sums:
@@ -175,7 +181,9 @@ class _StreamSearch:
                 kept.insert(0, sum_)
         return kept
 
-    def _residual(self, equation, by_after) -> _Sum | None:
+    def _residual(
+        self, equation: levels.Equation, by_after: dict[levels.Value, _Sum]
+    ) -> _Sum | None:
         """Finds the stream and the term of a sum, if it is one."""
         (after,) = equation.outputs
         if not after.is_data or len(after.shape) < 2:
@@ -191,21 +199,23 @@ class _StreamSearch:
                     return _Sum(equation, root, term, after, anchors)
         return None
 
-    def _is_inside(self, inner, outer) -> bool:
+    def _is_inside(self, inner: _Sum, outer: _Sum) -> bool:
         if outer.term is None or inner is outer:
             return False
         part = inner.before if inner.term is None else inner.term
         is_behind = self.made.own(outer.before) & self.made.of(part)
         return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
 
-    def _starts(self, sums) -> list[levels.Value]:
+    def _starts(self, sums: list[_Sum]) -> list[levels.Value]:
         starts, behind = {}, _union(self.made.own(x.after) for x in sums)
         for sum_ in sums:
             if not self.made.of(sum_.before) & behind:
                 starts[sum_.before] = None
         return list(starts)
 
-    def _terms(self, before, term) -> list[levels.Value]:
+    def _terms(
+        self, before: levels.Value, term: levels.Value | None
+    ) -> list[levels.Value]:
         """Splits a sum of terms that all depend on the stream through products."""
         if term is None:
             return []
@@ -217,13 +227,13 @@ class _StreamSearch:
                 return [y for x in parts for y in self._terms(before, x)]
         return [term]
 
-    def _attends(self, before, term) -> bool:
+    def _attends(self, before: levels.Value, term: levels.Value) -> bool:
         """Checks whether there is attention between a stream and a term."""
         between = self.made.of(term) & ~self.made.of(before)
         return bool(between & self.heads)
 
 
-def _factors(equations) -> Iterator[Named]:
+def _factors(equations: list[levels.Equation]) -> Iterator[Named]:
     for equation in equations:
         is_here = equation.name in _ROOTS and not equation.calls
         if not is_here or not _is_of_sum(equation.inputs[0]):
@@ -250,7 +260,7 @@ def _roots(value: levels.Value) -> Iterator[levels.Value]:
         (value,) = factors
 
 
-def _is_of_sum(value) -> bool:
+def _is_of_sum(value: levels.Value) -> bool:
     """Checks whether a value is a sum of data, up to operations of norms."""
     waiting = [value]
     for _ in range(_MOST_BEFORE_ROOTS):
@@ -264,7 +274,7 @@ def _is_of_sum(value) -> bool:
     return False
 
 
-def _site(value, facet) -> Site | None:
+def _site(value: levels.Value, facet: Facet) -> Site | None:
     """Makes the site of a value, if it has a variable and no such site yet."""
     if value.variable is None:
         return None

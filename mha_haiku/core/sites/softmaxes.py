@@ -8,8 +8,8 @@ weights, and keep the axis of keys, which is marked.
 import functools
 import itertools
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 from jax.extend import core
 
@@ -107,12 +107,12 @@ def is_computed_alike(
     return equation if is_same else None
 
 
-def _chosen(equation) -> list[int]:
+def _chosen(equation: Equation) -> list[int]:
     """Lists the inputs of a selection except the condition."""
     return [*range(1, len(equation.inputs))] if equation.name == "select_n" else []
 
 
-def _summing(equation, value) -> list[int]:
+def _summing(equation: Equation, value: Value) -> list[int]:
     """Lists the inputs that may be a sum of exponentials, if the output is one."""
     if equation.name in ("add", "max"):
         return [0, 1]
@@ -121,7 +121,7 @@ def _summing(equation, value) -> list[int]:
     return _chosen(equation) or equation.neutral(value)
 
 
-def _of_shifted(axes, equation, step) -> Softmax | None:
+def _of_shifted(axes: Any, equation: Equation, step: Reached) -> Softmax | None:
     """Finds a softmax of the form `exp(x - logsumexp(x))`."""
     scores = axes.back(equation, 0, step)
     shifted = scores.value.maker
@@ -135,7 +135,7 @@ def _of_shifted(axes, equation, step) -> Softmax | None:
     return Softmax(scores, summed=total[0], argument=total[1])
 
 
-def _of_inverse(axes, equation, step) -> Softmax | None:
+def _of_inverse(axes: Any, equation: Equation, step: Reached) -> Softmax | None:
     """Finds a sigmoid of the form `1 / (1 + exp(-x))`."""
     total = axes.back(equation, 1, step)
     adding = total and total.value.maker
@@ -151,7 +151,9 @@ def _of_inverse(axes, equation, step) -> Softmax | None:
     return Softmax(axes.back(exponential, 0, steps[-1]), is_sigmoid=True)
 
 
-def _quotient(axes, equation, step) -> tuple[Reached, Reached] | None:
+def _quotient(
+    axes: Any, equation: Equation, step: Reached
+) -> tuple[Reached, Reached] | None:
     """Finds the numerator and denominator of a division or an equivalent product."""
     back, whole = axes.back, step._replace(marks=())
     if equation.name == "div" and equation.inputs[1].is_made:
@@ -170,7 +172,9 @@ def _quotient(axes, equation, step) -> tuple[Reached, Reached] | None:
     return None
 
 
-def _masses(axes, equation, step) -> tuple[Equation, Reached, bool] | None:
+def _masses(
+    axes: Any, equation: Equation, step: Reached
+) -> tuple[Equation, Reached, bool] | None:
     """Finds a numerator that may be divided by its sum: exponentials, or weights."""
     if equation.name in levels.EXPONENTIALS:
         return equation, axes.back(equation, 0, step), False
@@ -178,7 +182,7 @@ def _masses(axes, equation, step) -> tuple[Equation, Reached, bool] | None:
     return softmax and (equation, softmax.scores, softmax.is_sigmoid)
 
 
-def _is_shifted(number, equation, step) -> Equation | None:
+def _is_shifted(number: int, equation: Any, step: Reached) -> Equation | None:
     """Finds an exponential of the value with this number, up to a subtraction."""
     del step
     if equation.name not in levels.EXPONENTIALS:
@@ -193,7 +197,14 @@ def _is_shifted(number, equation, step) -> Equation | None:
     return equation
 
 
-def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
+def _summed(
+    axes: Any,
+    step: Reached,
+    total: Reached | None,
+    goal: Callable[[Equation, Reached], Any],
+    *,
+    is_log: bool = False,
+) -> tuple | None:
     """Checks whether a total is the sum over keys of a step's values, or its logarithm.
 
     The goal finds these values there. Returns their changes on the way, None if the sum
@@ -202,7 +213,7 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
     keys = set(axes.of(*step.marks))
     others = set(axes.of(*step.axes)) - keys
 
-    def over_keys(equation, step):
+    def over_keys(equation: Equation, step: Reached):
         is_sum = equation.name == "reduce_sum" and len(equation.params["axes"]) == 1
         if not is_sum or set(axes.of(*step.axes)) != others:
             return None
@@ -219,7 +230,7 @@ def _summed(axes, step, total, goal, *, is_log=False) -> tuple | None:
     return summed, exponential.inputs[0]
 
 
-def _change(axes, step, before) -> Change | None:
+def _change(axes: Axes, step: Any, before: Reached) -> Change | None:
     maker = step.value.maker
     place = maker.inputs.index(before.value)
     if maker.name in levels.NEUTRAL:

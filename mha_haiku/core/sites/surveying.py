@@ -35,7 +35,7 @@ _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
-def _is_marked(eqn) -> bool:
+def _is_marked(eqn: core.JaxprEqn) -> bool:
     return jaxprs.is_marked(eqn) or eqn.primitive is site_p
 
 
@@ -51,7 +51,9 @@ class _Around(NamedTuple):
         """Whether the level is inside an attention that already has sites."""
         return SEEN in self.path.split("/")
 
-    def inside(self, eqn, index: int, number: int, jaxpr) -> "_Around":
+    def inside(
+        self, eqn: core.JaxprEqn, index: int, number: int, jaxpr: core.Jaxpr
+    ) -> "_Around":
         """Returns the surroundings of a jaxpr inside an equation of the level."""
         path = joined(self.path, jaxprs.path(eqn))
         in_while = self.in_while or eqn.primitive.name == "while"
@@ -182,7 +184,7 @@ class Survey:
         entries.sort(key=lambda entry: entry[0])
         return [(stop, names) for _, stop, names in entries]
 
-    def _level(self, closed, around) -> Level:
+    def _level(self, closed: core.ClosedJaxpr, around: _Around) -> Level:
         jaxpr, level = closed.jaxpr, Level(closed)
         recognized, named = {}, {}
         for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
@@ -225,7 +227,7 @@ class Survey:
             self._add_stream(level, around)
         return level
 
-    def _add_stream(self, level, around) -> None:
+    def _add_stream(self, level: Level, around: _Around) -> None:
         for stop in level.stops:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
@@ -245,7 +247,7 @@ class Survey:
             stop.edits.append((0, lambda value, layer: value, chosen))
             level.stops.append(stop)
 
-    def _stop(self, site, local, around, group) -> Stop:
+    def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
         path = joined(around.path, local)
         names = []
         for facet in site.params["facets"]:
