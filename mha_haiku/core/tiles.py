@@ -21,12 +21,12 @@ _Instance = TypeVar("_Instance")
 
 
 @dataclass_transform(frozen_default=True)
-def _static_integers(cls):
+def _static_integers(cls: Any) -> Any:
     """Makes a frozen dataclass a pytree: arrays are leaves, integers are static."""
     cls = dataclasses.dataclass(frozen=True)(cls)
     names = [field.name for field in dataclasses.fields(cls)]
 
-    def flatten(x: Any):
+    def flatten(x: Any) -> tuple[list, tuple]:
         values = [getattr(x, name) for name in names]
         # None in the place of an integer, as None has no leaf.
         leaves = [None if isinstance(value, int) else value for value in values]
