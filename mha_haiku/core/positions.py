@@ -191,7 +191,7 @@ class DenseBias(tiles.Whole, ScoreBias):
 
     def check(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
-    ):
+    ) -> None:
         self.check_shape(batch_shape, num_heads, num_queries, num_keys)
 
     def add_gradient(
@@ -200,7 +200,7 @@ class DenseBias(tiles.Whole, ScoreBias):
         cotangent: Array,
         rows: tiles.Positions,
         columns: tiles.Positions,
-    ):
+    ) -> Any:
         if not (isinstance(rows, tiles.Span) and isinstance(columns, tiles.Span)):
             return super().add_gradient(total, cotangent, rows, columns)
         # An axis of size 1 broadcasts, so that its gradient is a sum over it.

@@ -196,7 +196,7 @@ class Sink(Normalizer):
         logits = jnp.broadcast_to(self.logits, num_heads)
         return Sink(logits.reshape(*(1,) * batch_ndim, num_heads))
 
-    def check(self, num_heads: int):
+    def check(self, num_heads: int) -> None:
         if self.logits.shape[-1:] not in ((), (num_heads,)):
             raise ValueError(
                 f"the sink's logits must be [H] = ({num_heads},) or one number, got "

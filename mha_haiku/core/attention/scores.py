@@ -7,7 +7,7 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import jax
 import jax.numpy as jnp
@@ -239,7 +239,9 @@ class DotProduct(Score):
             return scores
         return self.soft_cap * jnp.tanh(scores / self.soft_cap)
 
-    def gradients(self, query: Array, key: Array, cotangent: Array):
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, Self]:
         scale = self.scale_of(query.shape[-1])
         if self.soft_cap is not None:
             capped = self(query, key) / self.soft_cap
@@ -267,7 +269,7 @@ class Additive(Score):
             (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
         )
 
-    def check(self, num_heads: int, key_size: int):
+    def check(self, num_heads: int, key_size: int) -> None:
         wanted = (*self.weight.shape[:-2], num_heads, key_size)
         tiles.check_axes("weight", self.weight, wanted, "[H, K]")
 
@@ -283,7 +285,7 @@ class Cosine(Score):
         cosines = products.pair(_directions(query), _directions(key))
         return cosines * scale.astype(cosines.dtype)
 
-    def check(self, num_heads: int, key_size: int):
+    def check(self, num_heads: int, key_size: int) -> None:
         if self.scale.shape[-1] not in (1, num_heads):
             wanted = (*self.scale.shape[:-1], num_heads)
             tiles.check_axes("scale", self.scale, wanted, "[H]")
@@ -306,7 +308,9 @@ class Sigmoid(Score):
     def __call__(self, query: Array, key: Array) -> Array:
         return jax.nn.log_sigmoid(self._inside(query, key))
 
-    def gradients(self, query: Array, key: Array, cotangent: Array):
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, Self]:
         cotangent = chained(cotangent, jax.nn.sigmoid(-self._inside(query, key)))
         return *DotProduct(self.scale, None).gradients(query, key, cotangent)[:2], self
 
@@ -321,7 +325,9 @@ class Linear(Score):
     def __call__(self, query: Array, key: Array) -> Array:
         return jnp.log(self._kernel(_features(query), _features(key)))
 
-    def gradients(self, query: Array, key: Array, cotangent: Array):
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, Self]:
         # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
         query_features, key_features = _features(query), _features(key)
         cotangent = cotangent / self._kernel(query_features, key_features)

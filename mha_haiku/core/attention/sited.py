@@ -1,7 +1,7 @@
 """The sites of attention for `look` and `edit`: scores, map, weights and heads."""
 
 import dataclasses
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -72,7 +72,9 @@ class Known(scores.DotProduct):
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
         return jnp.zeros(shape, products.accumulation_dtype(query.dtype))
 
-    def gradients(self, query: Array, key: Array, cotangent: Array):
+    def gradients(
+        self, query: Array, key: Array, cotangent: Array
+    ) -> tuple[Array, Array, Self]:
         del cotangent
         return jnp.zeros_like(query), jnp.zeros_like(key), self
 

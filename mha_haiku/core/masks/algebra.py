@@ -202,7 +202,7 @@ class Mask(tiles.Part, abc.ABC):
 
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
-    ) -> Array | None:
+    ) -> Array | np.ndarray | None:
         """Finds the queries that see no key, `[B..., H, T]`, like `unseen_keys`."""
         at = tiles.Origin(first_query)
         return ~self._by_query(num_queries, num_keys, at, lambda x: x.any(-1))
@@ -355,14 +355,13 @@ class Union(_Compound):
         left, right = (x.key_range(rows, keys) for x in (self.left, self.right))
         return tiles.smallest(left[0], right[0]), tiles.largest(left[1], right[1])
 
-    def open_range(self, rows: Range, keys: Range):
+    def open_range(self, rows: Range, keys: Range) -> Range:
         left, right = (x.open_range(rows, keys) for x in (self.left, self.right))
         is_left = left[1] - left[0] >= right[1] - right[0]
         if isinstance(is_left, bool):
             return left if is_left else right
-        return tuple(
-            jnp.where(is_left, *ends) for ends in zip(left, right, strict=True)
-        )
+        first, last = zip(left, right, strict=True)
+        return jnp.where(is_left, *first), jnp.where(is_left, *last)
 
 
 @tiles.pytree

@@ -212,7 +212,7 @@ class Padding(_Lengths):
 
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
-    ):
+    ) -> Array | np.ndarray | None:
         queries = first_query + jnp.arange(num_queries)
         queries = tiles.lifted(queries, jnp.ndim(self.lengths) + 2)
         # `queries >= first_query` is always true; it gives the axis of queries its
@@ -232,19 +232,19 @@ class ValidLens(_Lengths):
     def __repr__(self):
         return f"valid_lens({display.numbers(self.lengths)})"
 
-    def batch_ranks(self):
+    def batch_ranks(self) -> tuple[int, ...]:
         rank = jnp.ndim(self.lengths)
         return {0: (0,), 1: (1, 0)}.get(rank, (rank - 1, rank))
 
     def check_shape(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
-    ):
+    ) -> None:
         wanted = batch_shape
         if jnp.ndim(self.lengths) == len(batch_shape) + 1:
             wanted = (*batch_shape, num_queries)
         tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
 
-    def aligned(self, batch_ndim: int):
+    def aligned(self, batch_ndim: int) -> "ValidLens":
         is_aligned = jnp.ndim(self.lengths) > batch_ndim
         return self if is_aligned else ValidLens(jnp.asarray(self.lengths)[..., None])
 
@@ -311,14 +311,14 @@ class Dense(tiles.Whole, Mask):
     def __repr__(self):
         return f"dense({display.value(self.values)})"
 
-    def batch_ranks(self):
+    def batch_ranks(self) -> tuple[int, ...]:
         rank = jnp.ndim(self.values)
         return (rank - 2, rank - 3) if rank > 2 else (0,)
 
-    def has_heads(self):
+    def has_heads(self) -> bool:
         return self.values.shape[-3] > 1
 
-    def at_head(self, example: tuple, head: int | Array):
+    def at_head(self, example: tuple, head: int | Array) -> "Dense":
         return Dense(tiles.at_batch(self.values, (*example, head))[None])
 
 

@@ -296,7 +296,7 @@ def _size(name: str, value: int | None, default: int) -> int:
     return default if value is None else checks.positive_integer(name, value)
 
 
-def _blanked(x: Array, blank: Array | None) -> Array:
+def _blanked(x: Array, blank: Array | np.ndarray | None) -> Array:
     """Zeroes `[B..., T, D]` where `[B..., H, T]` is true for all heads."""
     if blank is None:
         return x
