@@ -247,6 +247,8 @@ def _kind(annotation: Any) -> Any:
     """Returns the annotation, or the first type of a union that a flag supports."""
     if typing.get_origin(annotation) in (types.UnionType, typing.Union):
         kinds = typing.get_args(annotation)
+        if Sequence[str] in kinds:  # of which one text is an item
+            return Sequence[str]
         return next((kind for kind in kinds if kind in _PARSERS), annotation)
     return annotation
 

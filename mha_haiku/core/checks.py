@@ -58,13 +58,17 @@ def as_path(value: str | os.PathLike) -> Path:
 
 
 def text_of(path: str | os.PathLike, name: str | os.PathLike) -> str:
-    """Reads a UTF-8 text file, called `name` in messages, without byte order mark."""
+    r"""Reads a UTF-8 text file, called `name` in messages, whose lines end in `\n`.
+
+    It has no byte order mark.
+    """
     try:
-        return whole_file(as_path(path)).decode("utf-8-sig")
+        text = whole_file(as_path(path)).decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
     except UnicodeError as error:
         raise ConfigError(f"{name} is not UTF-8 text: {error}.") from None
+    return text.replace("\r\n", "\n")
 
 
 def regular_file(path: str | os.PathLike) -> Path:

@@ -38,7 +38,7 @@ class Imported(NamedTuple):
 
     config: models.ModelConfig
     params: Params
-    tokenizer: tokenization.Pretrained | None  # None if it has none
+    tokenizer: tokenization.Tokenizer | None  # None if it has none
     model: models.Model  # as pure functions
 
 

@@ -53,7 +53,7 @@ def save(
       folder: The folder to write, which is returned; it is made if it is missing.
       config: `config.model`.
       params: The model's parameters, looped or stacked. Their dtype is kept.
-      tokenizer: The model's tokenizer, if it is one of `tokenizers`.
+      tokenizer: The model's tokenizer. Only "mha_haiku" holds one of characters.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
         it. Defaults to the first family that can hold the model. Pruned heads are
         written with weights of 0, and a warning. "mha_haiku" holds every model as it
@@ -73,7 +73,7 @@ def save(
     sizes = loading.sizes_of(params)
     if num_classes is not None:
         sizes = sizes._replace(num_classes=num_classes)
-    described = None if tokenizer is None else _tokenizer_file(tokenizer)
+    described = None if tokenizer is None else _tokenizer_file(tokenizer, family)
     if family == loading.OWN:
         contents = {
             "model_type": loading.OWN,
@@ -87,9 +87,15 @@ def save(
             config, looped = _with_all_heads(config, looped, sizes)
         contents, stored = _of_a_family(config, looped, sizes, family)
     folder = checks.as_path(folder)
+    if (folder / "checkpoints").exists():
+        raise checks.ConfigError(
+            f"{folder} holds a run, whose config.json would be replaced; choose "
+            "another folder."
+        )
     # The config last: without it the folder is no model, should this be cut off.
     try:
-        (folder / "config.json").unlink(missing_ok=True)
+        for name in ("config.json", "tokenizer.json"):
+            (folder / name).unlink(missing_ok=True)
     except OSError as error:
         raise checks.ConfigError(
             f"{folder} cannot be written: {error.strerror}."
@@ -269,12 +275,12 @@ def _stored(
     return result
 
 
-def _tokenizer_file(tokenizer: tokenization.Tokenizer) -> str:
+def _tokenizer_file(tokenizer: tokenization.Tokenizer, family: str | None) -> str:
     content = json.loads(tokenizer.to_json())
     content = content.get("pretrained", content)
-    if "model" not in content:
+    if "model" not in content and family != loading.OWN:
         raise checks.ConfigError(
-            "tokenizer must be of byte pairs or from a file: a character tokenizer has "
-            "no tokenizer.json."
+            "a tokenizer of characters has no tokenizer.json of transformers; "
+            f"family={loading.OWN!r} keeps it."
         )
-    return json.dumps(content) + "\n"
+    return json.dumps(tokenization.encoding_whole_texts(content)) + "\n"

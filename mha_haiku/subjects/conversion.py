@@ -57,8 +57,10 @@ def of_task(task: tasks.Task) -> Codec:
     if task.num_tokens is None:
         return Codec()
 
+    encoder = getattr(task, "encoder", None) or task
+
     def decode(tokens: Sequence[int]) -> str:
-        return text_of(task, tokens).removeprefix(" ")
+        return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
 
     return Codec(task.encode, decode, task.token_label, task.prompt)
 
@@ -102,9 +104,27 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
         return np.concatenate([np.array(part, np.int32) for part in around])
 
     def decode(tokens: Sequence[int]) -> str:
-        return tokenizer.decode(tokens).removeprefix(" ")
+        text = tokenizer.decode(tokens)
+        return _without_added_space(text, tokens, tokenizer.encode)
 
     return Codec(encode, decode, tokenizer.label, prompt, tokenizer)
+
+
+def _without_added_space(
+    text: str, tokens: Sequence[int], encode: Callable[[str], np.ndarray]
+) -> str:
+    """Drops a space that a label has before a first word, but not one of the text."""
+    tokens = list(map(int, tokens))
+
+    def has_tokens(text: str) -> bool:
+        try:
+            return encode(text)[: len(tokens)].tolist() == tokens
+        except ValueError:  # of a task that does not read what it writes
+            return False
+
+    stripped = text.removeprefix(" ")
+    is_own = stripped != text and not has_tokens(stripped) and has_tokens(text)
+    return text if is_own else stripped
 
 
 def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:

@@ -171,6 +171,7 @@ def _asked(
     layers: Sequence[int | str] | None = None,
     keep: float | Sequence[Sequence[int]] | None = None,
     text: str | None = None,
+    measures: str | Sequence[str] | None = None,
     loud: bool = True,
     other: dict | None = None,
     **options: int,
@@ -188,6 +189,8 @@ def _asked(
         (["--rows=4,1"], {"rows": [4, 1]}),
         (["--layers=0,cross.2,decoder"], {"layers": [0, "cross.2", "decoder"]}),
         (["--keep=0.5", "--noloud"], {"keep": 0.5, "loud": False}),
+        (["--measures=a,b"], {"measures": ["a", "b"]}),
+        (["--measures=a"], {"measures": ["a"]}),
         (["--text=a,b=c", "--loud=false"], {"text": "a,b=c", "loud": False}),
     ],
 )

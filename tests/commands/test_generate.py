@@ -77,7 +77,7 @@ def test_a_text_is_printed_and_kept(workdir, capsys):
 @pytest.mark.slow
 def test_several_texts_are_printed_in_turn(workdir, capsys, tmp_path):
     run = workdir("causal")
-    (tmp_path / "prompts").write_text("the\na mat\n")
+    (tmp_path / "prompts").write_bytes(b"the\r\na mat\r\n")
     before = len(_kept(run))
     assert _run(run, "--prompts=prompts", "--samples=2", "--tokens=3") == 0
     out = capsys.readouterr().out

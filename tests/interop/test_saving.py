@@ -10,9 +10,10 @@ import mha_haiku as mh
 from mha_haiku import heads, interop, models
 from mha_haiku.core import arrays, checks, positions
 from mha_haiku.interop import loading
+from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks import tokenization
 from tests.interop import small_models
-from tests.tiny_runs import model_config
+from tests.tiny_runs import model_config, write_untrained
 
 
 def _stored(folder):
@@ -263,9 +264,33 @@ def test_parameters_of_another_model_are_refused(tmp_path):
         interop.save(tmp_path / "saved", imported.config, params)
 
 
+@pytest.mark.parametrize("kind", ["characters", "bpe"])
+def test_tokenizers_trained_here_come_back_with_a_model(tmp_path, kind):
+    imported = interop.load(small_models.write(tmp_path, "gpt2"))
+    text = "two \n\nlines\r\n and\u2028more, \n"
+    trained = tokenization.TRAINERS[kind](text, 260)
+    folder, model = tmp_path / "own", (imported.config, imported.params)
+    interop.save(folder, *model, tokenizer=trained, family="mha_haiku")
+    again = tokenization.read_file(folder / "tokenizer.json")
+    for part in (text, text[3:], " \n"):
+        tokens = trained.encode(part)
+        np.testing.assert_array_equal(again.encode(part), tokens)
+        assert again.decode(tokens) == part
+    interop.save(folder, *model, family="mha_haiku")
+    assert interop.load(folder).tokenizer is None
+
+
+def test_a_run_is_not_overwritten(tmp_path, make_config):
+    imported = interop.load(small_models.write(tmp_path, "gpt2"))
+    run = write_untrained(tmp_path / "run", make_config())
+    with pytest.raises(checks.ConfigError, match="run holds a run"):
+        interop.save(run, imported.config, imported.params)
+    assert folders.load_run(run).step == 3
+
+
 def test_tokenizers_go_along(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     own = tokenization.Characters.train("abc", 10)
-    with pytest.raises(checks.ConfigError, match="tokenizer must be of byte pairs"):
+    with pytest.raises(checks.ConfigError, match="characters has no tokenizer.json"):
         interop.save(tmp_path / "s", imported.config, imported.params, tokenizer=own)
     assert not (tmp_path / "s").exists()

@@ -11,11 +11,14 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computing, conversion
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import saved_models
 from mha_haiku.training.runs import folders
+from mha_haiku.training.tasks import tokenization
 from tests import everyday, pretrained
 from tests.interop import small_models
+from tests.tiny_runs import write_untrained
 
 TEXT, OTHER = "the cat sat on the mat", "the cat sat on the log"
 PLACE, ANSWERS = 2, (11, 12)  # a position of the text, and two tokens
@@ -280,6 +283,22 @@ def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
     monkeypatch.setattr(computing, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
         bert.importance(measures=["ablation", "gradient"], examples=4)
+
+
+def test_a_run_that_started_from_other_parameters_is_not_resumed(tmp_path, make_config):
+    subject = mh.load(write_untrained(tmp_path / "run", make_config()))
+    folder = saved_models.save_run(subject, tmp_path / "further", steps=0)
+    assert folders.start_of(folders.Folder(folder)) == folders.digest_of(subject.params)
+    other = subject.replace(params=jax.tree.map(lambda x: x + 1, subject.params))
+    with pytest.raises(ConfigError, match="started from other parameters"):
+        saved_models.save_run(other, folder, steps=1)
+
+
+@pytest.mark.parametrize("text", [" was ", "was ", "  was"])
+def test_spaces_of_a_text_are_in_what_its_tokens_say(text):
+    for trained in (tokenization.Characters, tokenization.BytePairs):
+        codec = conversion.of_tokenizer(trained.train(" was it", 260))
+        assert codec.decode(codec.encode(text)) == text
 
 
 @pytest.mark.slow

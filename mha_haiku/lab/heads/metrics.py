@@ -98,4 +98,5 @@ def _likeliest(logits: Array, example: tasks.Example) -> Array:
 
 def _mean(values: Array, weights: Array | np.ndarray) -> Array:
     axes = tuple(range(1, weights.ndim))
-    return (values * weights).sum(axes) / jnp.maximum(weights.sum(axes), 1)
+    total = weights.sum(axes)
+    return (values * weights).sum(axes) / jnp.where(total > 0, total, 1)

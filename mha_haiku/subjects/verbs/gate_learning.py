@@ -4,7 +4,6 @@ The gates are parameters next to the model's; the training step is the usual one
 L layers, H heads of a layer.
 """
 
-import hashlib
 import os
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -129,7 +128,8 @@ def fit_gates(
             state, data, np.uint32(subject.config.seed), np.int32(subject.step + stop)
         )
         sums = placement.fetch(seen).sums
-        losses.append((sums.loss / np.maximum(sums.weight, 1))[: stop - first])
+        weight = np.where(sums.weight > 0, sums.weight, 1)
+        losses.append((sums.loss / weight)[: stop - first])
     params = placement.fetch(state.params)
     return Learned(params["model"], params["log_alpha"], np.concatenate(losses))
 
@@ -205,7 +205,11 @@ def learn_gates(
 def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:
     """Learns gates and prunes by them, as the run `out/gated`, or finds it there."""
     folder, record = folders.Folder(out / "gated"), out / "gates.json"
-    wanted = {"run": _digest(subject), "penalty": penalty, "steps": steps}
+    wanted = {
+        "run": folders.digest_of(subject.params),
+        "penalty": penalty,
+        "steps": steps,
+    }
     if folders.read_config(folder) is not None:
         before = files.read_json(record) or {}
         if others := [name for name in wanted if before.get(name) != wanted[name]]:
@@ -230,11 +234,3 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     pruned = pruned_models.without_heads(subject.replace(params=params), keep)
     files.write_json(record, wanted)
     return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
-
-
-def _digest(subject: RunSubject) -> str:
-    """Computes the sha256 of the parameters of a run."""
-    digest = hashlib.sha256()
-    for leaf in jax.tree.leaves(subject.params):
-        digest.update(np.asarray(leaf).tobytes())
-    return digest.hexdigest()

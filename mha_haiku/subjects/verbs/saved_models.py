@@ -77,9 +77,16 @@ def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> 
         checks.non_negative_integer("steps", steps)
     config = subject.config.replace(training=dict(steps=max(steps, 1)))
     folder = folders.Folder(checks.as_path(workdir))
-    before = folders.read_config(folder) if steps else None
+    before, params = None, jax.device_get(subject.params)
+    if steps:
+        before = folders.read_config(folder)
     if before is None or before.to_json() != config.to_json():
-        folders.write_run(workdir, config, jax.device_get(subject.params), subject.task)
+        folders.write_run(workdir, config, params, subject.task)
+    elif folders.start_of(folder) not in (None, folders.digest_of(params)):
+        raise checks.ConfigError(
+            f"{folder.root} holds a run that started from other parameters; choose "
+            "another folder."
+        )
     if steps:
         written = folders.read_config(folder)
         assert written is not None  # by this function or before

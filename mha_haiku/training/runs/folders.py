@@ -67,6 +67,7 @@ class _Whole(NamedTuple):
     tokenizer_sha256: str | None = None
     data_sha256: str | None = None
     task_sha256: str | None = None
+    start_sha256: str | None = None
     versions: Mapping[str, str] | None = None
     git_commit: str | None = None
     devices: tuple[str, ...] = ()
@@ -348,12 +349,19 @@ def write_config(
     config: configuration.RunConfig,
     used: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
     task: tasks.Task | None = None,
+    start_sha256: str | None = None,
 ) -> None:
-    """Writes config.json, and the task's data to tokenizer.json and data.npz."""
+    """Writes config.json, and the task's data to tokenizer.json and data.npz.
+
+    `start_sha256` is the `digest_of` parameters that were given to the run; by default
+    what an earlier config.json says.
+    """
     import haiku
     import jaxlib
 
     kept = (None if task is None else task.keep()) or tasks.Kept()
+    if start_sha256 is None:
+        start_sha256 = start_of(folder)
     digest = data_digest = None
     if kept.tokenizer:
         files.write(folder.tokenizer, kept.tokenizer)
@@ -372,6 +380,7 @@ def write_config(
         "tokenizer_sha256": digest,
         "data_sha256": data_digest,
         "task_sha256": tasks.digest(config.task.name),
+        "start_sha256": start_sha256,
         "versions": {
             "python": platform.python_version(),
             "jax": jax.__version__,
@@ -414,7 +423,8 @@ def write_run(
         try:
             with checkpoints.Checkpoints(folder.checkpoints) as stored:
                 stored.save(0, state)
-            write_config(folder, config, jax.local_devices(), task)
+            devices, digest = jax.local_devices(), digest_of(params)
+            write_config(folder, config, devices, task, digest)
         except BaseException:  # Ctrl-C too
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
             for path in made:
@@ -444,6 +454,19 @@ def _read_whole(folder: Folder) -> dict[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from None
     return saved
+
+
+def start_of(folder: Folder) -> str | None:
+    """Reads the `digest_of` the parameters that were given to the run, or None."""
+    return (files.read_json(folder.config) or {}).get("start_sha256")
+
+
+def digest_of(params: Any) -> str:
+    """Computes the sha256 of parameters."""
+    digest = hashlib.sha256()
+    for leaf in jax.tree.leaves(params):
+        digest.update(np.asarray(leaf).tobytes())
+    return digest.hexdigest()
 
 
 def _digest(contents: Mapping[str, Any]) -> str:

@@ -145,16 +145,16 @@ class Labels(Arrays):
     labels_whole: ClassVar[bool] = True
 
     def token_label(self, token: int) -> str:
-        known = self._tokenizer
+        known = self.encoder
         return super().token_label(token) if known is None else known.label(token)
 
     def class_label(self, c: int) -> str:
         return self._labels[c] if self._kept.tokenizer else str(c)
 
     def encode(self, text: str) -> np.ndarray:
-        if self._tokenizer is None:
+        if self.encoder is None:
             return super().encode(text)
-        return tokenization.encoded(self._tokenizer, text)
+        return tokenization.encoded(self.encoder, text)
 
     @functools.cached_property
     def _labels(self) -> list[str]:
@@ -167,7 +167,8 @@ class Labels(Arrays):
             return labels
 
     @functools.cached_property
-    def _tokenizer(self) -> tokenization.Tokenizer | None:
+    def encoder(self) -> tokenization.Tokenizer | None:
+        """The tokenizer of the texts; None without texts."""
         if not self._kept.tokenizer:
             return None
         return tokenization.several(self._kept.tokenizer, 1)[0]

@@ -25,6 +25,8 @@ _MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides anoth
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _TRIED = 100  # tokens whose texts are encoded to find one that can be
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
+# Where `str.splitlines` cuts.
+_ENDS_OF_LINES = r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
 
 
 class Tokenizer(Protocol):
@@ -35,6 +37,7 @@ class Tokenizer(Protocol):
     after: tuple[int, ...] = ()  # special tokens after it
     mask: tuple[int, str] | None = None  # the token that hides another, and its text
     end: int | None = None  # the token that ends a text
+    out_of_range: tuple[int, ...] = ()  # tokens that the model has no row for
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes `text` as tokens `[T]`, int32."""
@@ -356,10 +359,35 @@ KINDS = Characters, BytePairs, Pretrained
 
 def read_file(
     path: str | pathlib.Path, least_tokens: int = 0, most_tokens: int | None = None
-) -> Pretrained:
-    """Reads the tokenizer in a tokenizer.json."""
+) -> Tokenizer:
+    """Reads the tokenizer in a tokenizer.json, also one that was trained here."""
     content = checks.text_of(path, f"tokenizer {str(path)!r}")
+    with errors_named("tokenizer.json"):
+        contents = json.loads(content)
+        if "characters" in contents:
+            return from_json(contents)
+        if (whole := encoding_whole_texts(contents)) is not contents:
+            content = json.dumps(whole)
     return Pretrained(content, least_tokens, most_tokens)
+
+
+def encoding_whole_texts(contents: dict[str, Any]) -> dict[str, Any]:
+    """Completes a description of `BytePairs`; returns any other unchanged.
+
+    `BytePairs` encodes lines and decodes bytes itself. Without it, as for `Pretrained`
+    and other libraries, the description has to say so.
+    """
+    before = contents.get("pre_tokenizer") or {}
+    if contents.get("decoder") is not None or before.get("type") != "ByteLevel":
+        return contents
+    lines = {
+        "type": "Split",
+        "pattern": {"Regex": _ENDS_OF_LINES},
+        "behavior": "MergedWithPrevious",
+        "invert": False,
+    }
+    steps = {"type": "Sequence", "pretokenizers": [lines, before]}
+    return contents | {"pre_tokenizer": steps, "decoder": before}
 
 
 def from_json(text: str | dict[str, Any]) -> Tokenizer:

@@ -38,6 +38,15 @@ def test_metrics_are_weighted_means_over_an_example(shape):
             np.testing.assert_allclose(mistakes, 1 - right / total, rtol=1e-5)
 
 
+@pytest.mark.parametrize("scale", [0.01, 3.0])
+def test_the_scale_of_weights_changes_no_mean(scale):
+    logits, example = _batch((B, T))
+    scaled = example._replace(weights=example.weights * np.float32(scale))
+    for metric in (heads.metrics.loss, heads.metrics.mistakes()):
+        found, expected = metric(logits, scaled), metric(logits, example)
+        np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_what_does_not_count_is_not_felt():
     logits, example = _batch((B, T))
     logits[example.weights == 0] = np.inf
