@@ -126,6 +126,7 @@ class _Scores(NamedTuple):
     product: Equation
     query: Reached
     key: Reached
+    steps: list[Reached]  # from the softmax to the product
 
 
 class _AttentionSearch:
@@ -164,6 +165,7 @@ class _AttentionSearch:
         if walk is None:
             return nothing
         to_scores, scores = walk
+        scores = scores._replace(steps=to_scores)
         masked = softmaxes.changes(self.axes, to_scores)
         masks = {x.key for x in masked if x and x.name == "select_n"}
         groups = self.groups(steps, mixing, scores)
@@ -241,7 +243,7 @@ class _AttentionSearch:
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
             if self.belong_together(query, key, value, is_sigmoid):
-                return _Scores(equation, query, key)
+                return _Scores(equation, query, key, [])
         return None
 
     def belong_together(
@@ -288,6 +290,19 @@ class _AttentionSearch:
             is_whole = set(self.of(*steps[i].axes)) == set(whole)
             if is_whole and _is_readable(self.product.index, steps[i].value):
                 return steps[i], steps[i:]
+        return None
+
+    def masked(self, softmax: Softmax, scores: _Scores) -> Reached | None:
+        """Finds what the softmax reads, up to a number per row: scores with a mask."""
+        if softmax.is_sigmoid:
+            return None
+        changes = softmaxes.changes(self.axes, scores.steps)
+        for step, change in zip(scores.steps, (*changes, None), strict=True):
+            if _is_readable(self.product.index, step.value):
+                return step
+            is_shift = change and change.is_of_rows and change.name in ("sub", "add")
+            if change and not is_shift:
+                return None
         return None
 
     def undropped(self, steps: list[Reached], masks: set[tuple]) -> int:
@@ -364,10 +379,16 @@ class _AttentionSearch:
             sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
+        masked = self.masked(softmax, scores)
+        if masked is not None:
+            axes = (*groups.batch, groups.heads, groups.queries, keys)
+            layout = Layout.of(self.axes, masked, axes, groups.heads)
+            if layout is not None:
+                variables["scores"], shown["scores"] = masked.value.variable, layout
         known = grouping.fitting(shown)
         later = softmaxes.changes(self.axes, made)
         are_shares = softmax.are_shares(later, masks)
-        make_map = functools.partial(sited.map_of_weights, are_shares=are_shares)
+        make_map = functools.partial(sited.map_of_recognized, are_shares=are_shares)
         read = functools.partial(grouping.map_of, known, make_map)
         facet = Facet("map", read, None, 'edit "weights"')
         leaves = {name: variables[name] for name in known}
