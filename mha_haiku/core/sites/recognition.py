@@ -44,6 +44,7 @@ also precomputed keys and values in a level that computes its queries. If all th
 inputs, they cannot be told from parameters.
 """
 
+import collections
 import functools
 from typing import Any, NamedTuple
 
@@ -109,15 +110,35 @@ def _equations(jaxpr: core.Jaxpr) -> list[Equation]:
 
 def _found(equations: list[Equation]) -> dict[Equation, list[Site]]:
     """Finds the sites of attentions, by the last equation of the softmax."""
-    sites_of = {}
+    found: dict[Equation, _Attention] = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
-            softmax, sites = _AttentionSearch(product, side).attention()
+            attention = _AttentionSearch(product, side).attention()
             # The same weights in a second product belong to a derivative.
-            if softmax is not None and sites and softmax not in sites_of:
-                sites_of[softmax] = sites
+            if attention and attention.sites and attention.softmax not in found:
+                found[attention.softmax] = attention
                 break
-    return sites_of
+    # Queries and keys of scores that several softmaxes read are not of one attention.
+    counts = collections.Counter(x.scored for x in found.values())
+    return {
+        end: x.sites if counts[x.scored] == 1 else [*map(_with_shared_scores, x.sites)]
+        for end, x in found.items()
+    }
+
+
+class _Attention(NamedTuple):
+    softmax: Equation  # the last one
+    scored: Equation  # the product of queries and keys
+    sites: list[Site]
+
+
+def _with_shared_scores(site: Site) -> Site:
+    """Makes queries and keys read-only."""
+    facets = [
+        x._replace(write=None) if x.name in ("query", "key") else x
+        for x in site.params["facets"]
+    ]
+    return site._replace(params=site.params | {"facets": tuple(facets)})
 
 
 class _Scores(NamedTuple):
@@ -137,24 +158,24 @@ class _AttentionSearch:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> tuple[Equation | None, list[Site]]:
-        """Finds the end of the softmax, and the sites; none without attention."""
-        nothing, product, side = (None, []), self.product, self.side
+    def attention(self) -> _Attention | None:
+        """Finds the attention and its sites, if the operand is its weights."""
+        product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
         has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
         is_computed = weights.maker is not None and not product.is_marked
         if not has_queries or not is_computed or 0 in weights.shape + values.shape:
-            return nothing
+            return None
         weights = self.axes.start(weights, *product.contracted(side))
         goal = functools.partial(softmaxes.found, self.axes)
         walk = self.axes.walk(weights, softmaxes.weighing, goal)
         if walk is None:
-            return nothing
+            return None
         steps, softmax = walk
         # Attention entirely inside a call is found when the call is searched.
         end, calls = steps[-1].value.maker, product.calls
         if end is None or (calls and calls[:1] == end.calls[:1]):
-            return nothing
+            return None
 
         mixing = self.mixing(weights)
         free = [weights.axes[i] for i in mixing.free]
@@ -163,7 +184,7 @@ class _AttentionSearch:
         )
         walk = self.axes.walk(softmax.scores, Equation.made, goal)
         if walk is None:
-            return nothing
+            return None
         to_scores, scores = walk
         scores = scores._replace(steps=to_scores)
         masked = softmaxes.changes(self.axes, to_scores)
@@ -171,8 +192,9 @@ class _AttentionSearch:
         groups = self.groups(steps, mixing, scores)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(groups.queries) <= only:
-            return nothing
-        return end, self.sites(steps, softmax, scores, masks, mixing, groups)
+            return None
+        sites = self.sites(steps, softmax, scores, masks, mixing, groups)
+        return _Attention(end, scores.product, sites)
 
     def mixing(self, weights: Reached) -> grouping.Mixing:
         """Follows axes of weights to the values and to the result of the product."""

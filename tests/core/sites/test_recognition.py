@@ -522,3 +522,25 @@ def test_what_the_program_reads_elsewhere_can_only_be_looked_at():
         sites.edit(function, {"*/query": jnp.zeros_like})(x)
     with pytest.raises(ValueError, match='not edited: edit "weights"'):
         sites.edit(function, {"*/map": lambda map_: map_})(x)
+
+
+def test_queries_and_keys_of_two_softmaxes_can_only_be_looked_at():
+    w = jax.random.normal(jax.random.key(0), (3, 6, 6))
+
+    def function(x):
+        query, key, value = (x @ w for w in w)
+        scores = query @ key.mT
+        local = jnp.where(_SEEN, scores, -1e9)
+        return jax.nn.softmax(scores) @ value, jax.nn.softmax(local) @ value
+
+    x = jax.random.normal(jax.random.key(1), (2, 4, 6))
+    _, found = sites.look(function, ["*/query"])(x)
+    np.testing.assert_allclose(found["attention_1/query"][:, :, 0], x @ w[0], atol=1e-5)
+    for facet in ("query", "key"):
+        with pytest.raises(
+            ValueError, match=f"attention_1/{facet}.*reads it elsewhere"
+        ):
+            sites.edit(function, {f"attention_1/{facet}": jnp.zeros_like})(x)
+    edited = sites.edit(function, {"attention_1/weights": jnp.zeros_like})(x)
+    np.testing.assert_array_equal(edited[0], function(x)[0])
+    np.testing.assert_array_equal(edited[1], 0)
