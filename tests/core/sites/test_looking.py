@@ -404,6 +404,20 @@ def test_a_pattern_of_all_paths_names_sites_without_one():
     assert not edited[..., 1, :].any() and edited[..., 0, :].all()
 
 
+@pytest.mark.parametrize("name", ["b[1]", "b?", "[!c]", "b.1", "b\\1"])
+def test_only_a_star_stands_for_other_names(name):
+    def function(x):
+        with jax.named_scope(name):
+            y = sites.site("h", x + 1)
+        with jax.named_scope("b1"):
+            return y, sites.site("h", x)
+
+    assert set(sites.sites(function, 1.0)) == {f"{name}/h", "b1/h"}
+    edited = sites.edit(function, {f"{name}/h": lambda x: -x})
+    assert edited(1.0) == (-2.0, 1.0)
+    assert sites.edit(function, {f"*{name[1:]}/h": lambda x: -x})(1.0)[0] == -2.0
+
+
 def test_a_pattern_that_names_nothing_may_be_allowed():
     _, found = sites.look(looped, ["nothing", "layer_0/*"], strict=False)(X, WEIGHTS)
     assert list(found) == ["layer_0/hidden"]
