@@ -358,6 +358,21 @@ def test_values_in_a_while_loop_are_edited():
     assert edited(jnp.zeros(1)) == 4.0
 
 
+def test_each_example_of_a_vmap_is_edited_until_its_own_while_loop_ends():
+    def function(x, count):
+        def body(carry):
+            x, i = carry
+            return x + sites.site("h", x[0] / 2), i + 1
+
+        return jax.lax.while_loop(lambda x: x[1] < count, body, (x, 0))[0]
+
+    counts = jnp.array([[1, 2, 0], [3, 1, 2]])
+    run = jax.vmap(jax.vmap(function))
+    for change, factor in (lambda h: h, 1.5), (lambda h: 2 * h, 2.0):
+        found = sites.edit(run, {"h": change})(jnp.ones((2, 3, 1)), counts)
+        np.testing.assert_allclose(found[..., 0], factor ** np.array(counts))
+
+
 REFUSED = {
     "no such name": (
         lambda: sites.look(looped, ["layer_1/hiden"])(X, WEIGHTS),
