@@ -226,8 +226,9 @@ def _filled(
         weights.append(layer_seen.weights[n][part].astype(dtype))
         hidden = layer_seen.masked
         if hidden is not None:
-            hidden = hidden[n, 0] if hidden.shape[1] == 1 else hidden[n]
-            hidden = hidden[part]
+            hidden = hidden[n][part]
+            # One for all heads where they have the same, even if known only by head.
+            hidden = hidden[0] if (hidden == hidden[:1]).all() else hidden
             # The same array where layers have the same mask, which is stored once then.
             known = (x for x in masked if x is not None and np.array_equal(x, hidden))
             hidden = next(known, hidden)

@@ -1,12 +1,13 @@
 """The sites of attention for `look` and `edit`: scores, map, weights and heads."""
 
 import dataclasses
+import math
 from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import marking, masks, positions, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
@@ -14,6 +15,9 @@ from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 
 AttentionMap = attention_map.AttentionMap
+# Lower scores, relative to the largest of a row, stand for a mask: programs write -1e4,
+# -1e9, the lowest float or -inf, or add these.
+_MASKED = -5e3
 _Value = tuple[AttentionMap, Array, dense.Dropout | None]  # of the site
 
 
@@ -42,12 +46,14 @@ def map_of_weights(
     key: Float[Array, "*B S G K"] | None = None,
     value: Float[Array, "*B S G V"] | None = None,
     gates: Float[Array, "*B T H #V"] | None = None,
+    seen: Bool[Array, "*#B #H T S"] | None = None,
     are_shares: bool = True,
 ) -> AttentionMap:
     """Builds a map that holds the whole array of known weights.
 
-    Weights may have any sign; the query and the key are only for display. `are_shares`
-    says whether a row sums to 1, or to 0 where every key is masked.
+    Weights may have any sign; the query and the key are only for display. `seen` marks
+    the keys that the mask allows, by default all. `are_shares` says whether a row sums
+    to 1, or to 0 where every key is masked.
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
@@ -55,7 +61,26 @@ def map_of_weights(
     log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
     normalizer = None if are_shares else normalizers.unnormalized()
     known = {"query": query, "key": key, "value": value, "gates": gates}
-    return _map_of(weights, log_sum, Known(0.0, None), normalizer, known)
+    return _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+
+
+def map_of_recognized(
+    weights: Float[Array, "*B H T S"],
+    scores: Float[Array, "*B H T S"] | None = None,
+    **known: Any,
+) -> AttentionMap:
+    """Builds the map of weights whose mask is not known, as `map_of_weights` does.
+
+    A key without weight is masked, unless its score, of a softmax, is low enough for a
+    weight that is rounded to 0, and not as low as the scores that stand for a mask.
+    """
+    seen = weights != 0
+    if scores is not None:
+        tiny = max(float(jnp.finfo(x.dtype).tiny) for x in (weights, scores))
+        largest = scores.max(-1, keepdims=True, initial=-jnp.inf)
+        below = scores - jnp.where(jnp.isfinite(largest), largest, 0)
+        seen |= (below < math.log(tiny)) & (below > _MASKED)
+    return map_of_weights(weights, seen=seen, **known)
 
 
 @tiles.pytree
@@ -66,7 +91,7 @@ class Known(scores.DotProduct):
     """
 
     def __repr__(self) -> str:
-        return "in known weights, with its mask"
+        return "in known weights"
 
     def __call__(self, query: Array, key: Array) -> Array:
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
@@ -95,12 +120,13 @@ class Known(scores.DotProduct):
 
 def _map_of(
     scores_: Array,
+    seen: Array | None,
     log_sum: LogSum,
     score: scores.Score,
     normalizer: normalizers.Normalizer | None,
     known: dict,
 ) -> AttentionMap:
-    """Builds a map that holds the whole array of scores, as its bias."""
+    """Builds a map that holds the whole array of scores, as its bias, and its mask."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
     query, key = known["query"], known["key"]
     if query is None or key is None:
@@ -108,7 +134,8 @@ def _map_of(
         key = jnp.zeros((*batch, num_keys, 1, 1), scores_.dtype)
     bias = positions.as_bias(scores_)
     bias = bias and bias.aligned(len(batch))
-    weighting = Weighting(masks.full(), bias, score, normalizer, known["gates"])
+    mask = masks.as_mask(seen).aligned(len(batch))
+    weighting = Weighting(mask, bias, score, normalizer, known["gates"])
     return AttentionMap(query, key, log_sum, weighting, known["value"])
 
 
@@ -134,7 +161,9 @@ def _with_map(value: _Value, changed: AttentionMap) -> _Value:
 
 def _with_weights(value: _Value, weights: Array) -> _Value:
     map_, values, dropout = value
-    changed = map_of_weights(weights, **_known(map_), are_shares=False)
+    seen = _allowed(map_)
+    seen = None if seen is None else seen | (weights != 0)
+    changed = map_of_weights(weights, **_known(map_), seen=seen, are_shares=False)
     return changed, _heads(weights, map_, values, dropout), dropout
 
 
@@ -146,14 +175,24 @@ def _with_scores(value: _Value, changed: Any) -> _Value:
     normalizer = map_.weighting.normalizer
     if normalizer is not None:
         _, log_sum = normalizer(values, log_sum)
-    known = _known(map_)
-    changed = _map_of(changed, log_sum, scores.dot_product(0.0), normalizer, known)
+    known, seen = _known(map_), changed != -jnp.inf
+    score = scores.dot_product(0.0)
+    changed = _map_of(changed, seen, log_sum, score, normalizer, known)
     return changed, _heads(changed.weights(), map_, values, dropout), dropout
 
 
 def _known(map_: AttentionMap) -> dict:
     known = {name: getattr(map_, name) for name in ("query", "key", "value")}
     return known | {"gates": map_.weighting.gates}
+
+
+def _allowed(map_: AttentionMap) -> Array | None:
+    """Computes the whole mask, to fit `[B..., H, T, S]`; None if all is allowed."""
+    mask, (*_, num_queries, num_keys) = map_.weighting.mask, map_.shape
+    if isinstance(mask, masks.Full):
+        return None
+    at = map_.checked_origin().at(jnp.arange(num_queries), jnp.arange(num_keys))
+    return tiles.lifted(mask.aligned_tile(*at), map_.ndim)
 
 
 def _without_weights(value: _Value, changed: _Value) -> _Value:

@@ -294,9 +294,13 @@ def _reordered(
 
 
 def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
-    """Picks the layouts of weights and of the operands whose shapes fit them."""
-    *_, num_heads, num_queries, num_keys = layouts["weights"].canonical
-    result = {"weights": layouts["weights"]}
+    """Picks the layouts of weights and of the other values whose shapes fit them."""
+    *_, num_heads, num_queries, num_keys = whole = layouts["weights"].canonical
+    result = {
+        name: layouts[name]
+        for name in ("weights", "scores")
+        if name in layouts and layouts[name].canonical == whole
+    }
     lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
     for name in lengths.keys() & layouts.keys():
         *_, length, own_heads, _ = layouts[name].canonical
@@ -311,11 +315,11 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
 def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
     """Makes the map from weights and from other values that are known, by name."""
     shown = {name: layouts[name].shown(x) for name, x in values.items()}
-    weights = shown.pop("weights")
-    *batch, num_heads, _, _ = weights.shape
-    for name, x in shown.items():
+    *batch, num_heads, _, _ = shown["weights"].shape
+    for name in shown.keys() & {"query", "key", "value"}:
+        x = shown[name]
         length, own_heads, size = x.shape[-3:]
         own_heads = num_heads if name == "query" else own_heads
         whole = (*batch, length, own_heads, size)
         shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
-    return make_map(weights, **shown)
+    return make_map(**shown)

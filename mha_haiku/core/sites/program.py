@@ -261,10 +261,27 @@ def _repeated(
     test, body = levels
     for_test = eqn.params["cond_nconsts"]
     for_body = for_test + eqn.params["body_nconsts"]
+
+    def goes_on(carry: list) -> Array:
+        return run(test, [*inputs[:for_test], *carry], turns)[0][0]
+
+    def step(carry: list) -> list:
+        return run(body, [*inputs[for_test:for_body], *carry], turns)[0]
+
+    # Under vmap, with an axis in front, each example keeps the carry of its end.
+    def step_of_some(carry: list) -> list:
+        goes = goes_on(carry)
+
+        def kept(new: Array, old: Array) -> Array:
+            axes = tuple(range(goes.ndim, jnp.ndim(new)))
+            return jnp.where(jnp.expand_dims(goes, axes), new, old)
+
+        return [*map(kept, step(carry), carry)]
+
+    if not test.closed.out_avals[0].shape:
+        return jax.lax.while_loop(goes_on, step, inputs[for_body:])
     return jax.lax.while_loop(
-        lambda x: run(test, [*inputs[:for_test], *x], turns)[0][0],
-        lambda x: run(body, [*inputs[for_test:for_body], *x], turns)[0],
-        inputs[for_body:],
+        lambda carry: goes_on(carry).any(), step_of_some, inputs[for_body:]
     )
 
 

@@ -44,6 +44,7 @@ also precomputed keys and values in a level that computes its queries. If all th
 inputs, they cannot be told from parameters.
 """
 
+import collections
 import functools
 from typing import Any, NamedTuple
 
@@ -109,15 +110,35 @@ def _equations(jaxpr: core.Jaxpr) -> list[Equation]:
 
 def _found(equations: list[Equation]) -> dict[Equation, list[Site]]:
     """Finds the sites of attentions, by the last equation of the softmax."""
-    sites_of = {}
+    found: dict[Equation, _Attention] = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
-            softmax, sites = _AttentionSearch(product, side).attention()
+            attention = _AttentionSearch(product, side).attention()
             # The same weights in a second product belong to a derivative.
-            if softmax is not None and sites and softmax not in sites_of:
-                sites_of[softmax] = sites
+            if attention and attention.sites and attention.softmax not in found:
+                found[attention.softmax] = attention
                 break
-    return sites_of
+    # Queries and keys of scores that several softmaxes read are not of one attention.
+    counts = collections.Counter(x.scored for x in found.values())
+    return {
+        end: x.sites if counts[x.scored] == 1 else [*map(_with_shared_scores, x.sites)]
+        for end, x in found.items()
+    }
+
+
+class _Attention(NamedTuple):
+    softmax: Equation  # the last one
+    scored: Equation  # the product of queries and keys
+    sites: list[Site]
+
+
+def _with_shared_scores(site: Site) -> Site:
+    """Makes queries and keys read-only."""
+    facets = [
+        x._replace(write=None) if x.name in ("query", "key") else x
+        for x in site.params["facets"]
+    ]
+    return site._replace(params=site.params | {"facets": tuple(facets)})
 
 
 class _Scores(NamedTuple):
@@ -126,6 +147,7 @@ class _Scores(NamedTuple):
     product: Equation
     query: Reached
     key: Reached
+    steps: list[Reached]  # from the softmax to the product
 
 
 class _AttentionSearch:
@@ -136,24 +158,24 @@ class _AttentionSearch:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> tuple[Equation | None, list[Site]]:
-        """Finds the end of the softmax, and the sites; none without attention."""
-        nothing, product, side = (None, []), self.product, self.side
+    def attention(self) -> _Attention | None:
+        """Finds the attention and its sites, if the operand is its weights."""
+        product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
         has_queries = len(product.contracted(side)) == 1 and bool(product.free(side))
         is_computed = weights.maker is not None and not product.is_marked
         if not has_queries or not is_computed or 0 in weights.shape + values.shape:
-            return nothing
+            return None
         weights = self.axes.start(weights, *product.contracted(side))
         goal = functools.partial(softmaxes.found, self.axes)
         walk = self.axes.walk(weights, softmaxes.weighing, goal)
         if walk is None:
-            return nothing
+            return None
         steps, softmax = walk
         # Attention entirely inside a call is found when the call is searched.
         end, calls = steps[-1].value.maker, product.calls
         if end is None or (calls and calls[:1] == end.calls[:1]):
-            return nothing
+            return None
 
         mixing = self.mixing(weights)
         free = [weights.axes[i] for i in mixing.free]
@@ -162,15 +184,17 @@ class _AttentionSearch:
         )
         walk = self.axes.walk(softmax.scores, Equation.made, goal)
         if walk is None:
-            return nothing
+            return None
         to_scores, scores = walk
+        scores = scores._replace(steps=to_scores)
         masked = softmaxes.changes(self.axes, to_scores)
         masks = {x.key for x in masked if x and x.name == "select_n"}
         groups = self.groups(steps, mixing, scores)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(groups.queries) <= only:
-            return nothing
-        return end, self.sites(steps, softmax, scores, masks, mixing, groups)
+            return None
+        sites = self.sites(steps, softmax, scores, masks, mixing, groups)
+        return _Attention(end, scores.product, sites)
 
     def mixing(self, weights: Reached) -> grouping.Mixing:
         """Follows axes of weights to the values and to the result of the product."""
@@ -241,7 +265,7 @@ class _AttentionSearch:
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
             if self.belong_together(query, key, value, is_sigmoid):
-                return _Scores(equation, query, key)
+                return _Scores(equation, query, key, [])
         return None
 
     def belong_together(
@@ -288,6 +312,19 @@ class _AttentionSearch:
             is_whole = set(self.of(*steps[i].axes)) == set(whole)
             if is_whole and _is_readable(self.product.index, steps[i].value):
                 return steps[i], steps[i:]
+        return None
+
+    def masked(self, softmax: Softmax, scores: _Scores) -> Reached | None:
+        """Finds what the softmax reads, up to a number per row: scores with a mask."""
+        if softmax.is_sigmoid:
+            return None
+        changes = softmaxes.changes(self.axes, scores.steps)
+        for step, change in zip(scores.steps, (*changes, None), strict=True):
+            if _is_readable(self.product.index, step.value):
+                return step
+            is_shift = change and change.is_of_rows and change.name in ("sub", "add")
+            if change and not is_shift:
+                return None
         return None
 
     def undropped(self, steps: list[Reached], masks: set[tuple]) -> int:
@@ -364,10 +401,16 @@ class _AttentionSearch:
             sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
+        masked = self.masked(softmax, scores)
+        if masked is not None:
+            axes = (*groups.batch, groups.heads, groups.queries, keys)
+            layout = Layout.of(self.axes, masked, axes, groups.heads)
+            if layout is not None:
+                variables["scores"], shown["scores"] = masked.value.variable, layout
         known = grouping.fitting(shown)
         later = softmaxes.changes(self.axes, made)
         are_shares = softmax.are_shares(later, masks)
-        make_map = functools.partial(sited.map_of_weights, are_shares=are_shares)
+        make_map = functools.partial(sited.map_of_recognized, are_shares=are_shares)
         read = functools.partial(grouping.map_of, known, make_map)
         facet = Facet("map", read, None, 'edit "weights"')
         leaves = {name: variables[name] for name in known}

@@ -8,7 +8,7 @@ for the turn, which is only known when the program runs.
 
 import collections
 import dataclasses
-import fnmatch
+import functools
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -271,7 +271,13 @@ def matches(pattern: str, name: str) -> bool:
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
     if not pattern.startswith("/"):
         pattern = f"*/{pattern.removeprefix('*/')}"
-    return any(fnmatch.fnmatchcase(x, pattern) for x in names)
+    return any(map(_expression(pattern).fullmatch, names))
+
+
+@functools.lru_cache(2**14)
+def _expression(pattern: str) -> re.Pattern:
+    """Compiles a pattern, in which only `*` is special."""
+    return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
 def numbered_by_layer(name: str) -> tuple[str, int | None]:

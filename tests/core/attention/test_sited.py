@@ -128,6 +128,15 @@ def test_scores_that_are_cut_are_masked(implementation):
     assert np.isfinite(jax.grad(lambda x: cut(x)[0][0].sum())(QUERY)).all()
 
 
+@pytest.mark.parametrize("facet", ["scores", "weights"])
+def test_an_edited_map_keeps_the_mask(facet):
+    change = {"scores": lambda x: x / 2, "weights": lambda x: 0 * x}[facet]
+    run = mh.edit(attend, {facet: change})
+    _, found = mh.look(run, ["map"])(QUERY)
+    mask = np.broadcast_to(found["map"].weighting.mask.array(T, S), (B, H, T, S))
+    np.testing.assert_array_equal(mask, np.broadcast_to(np.tri(T, S), mask.shape))
+
+
 SIGNED = jax.random.normal(_KEYS[4], (B, H, T, S)).at[0, 1, 2].set(0)
 
 

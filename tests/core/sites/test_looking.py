@@ -358,6 +358,21 @@ def test_values_in_a_while_loop_are_edited():
     assert edited(jnp.zeros(1)) == 4.0
 
 
+def test_each_example_of_a_vmap_is_edited_until_its_own_while_loop_ends():
+    def function(x, count):
+        def body(carry):
+            x, i = carry
+            return x + sites.site("h", x[0] / 2), i + 1
+
+        return jax.lax.while_loop(lambda x: x[1] < count, body, (x, 0))[0]
+
+    counts = jnp.array([[1, 2, 0], [3, 1, 2]])
+    run = jax.vmap(jax.vmap(function))
+    for change, factor in (lambda h: h, 1.5), (lambda h: 2 * h, 2.0):
+        found = sites.edit(run, {"h": change})(jnp.ones((2, 3, 1)), counts)
+        np.testing.assert_allclose(found[..., 0], factor ** np.array(counts))
+
+
 REFUSED = {
     "no such name": (
         lambda: sites.look(looped, ["layer_1/hiden"])(X, WEIGHTS),
@@ -402,6 +417,20 @@ def test_a_pattern_of_all_paths_names_sites_without_one():
     assert not sites.look(function, ["a/*/map"], strict=False)(x)[1]
     edited = sites.edit(function, {"/heads": lambda x: x.at[..., 1, :].set(0)})(x)
     assert not edited[..., 1, :].any() and edited[..., 0, :].all()
+
+
+@pytest.mark.parametrize("name", ["b[1]", "b?", "[!c]", "b.1", "b\\1"])
+def test_only_a_star_stands_for_other_names(name):
+    def function(x):
+        with jax.named_scope(name):
+            y = sites.site("h", x + 1)
+        with jax.named_scope("b1"):
+            return y, sites.site("h", x)
+
+    assert set(sites.sites(function, 1.0)) == {f"{name}/h", "b1/h"}
+    edited = sites.edit(function, {f"{name}/h": lambda x: -x})
+    assert edited(1.0) == (-2.0, 1.0)
+    assert sites.edit(function, {f"*{name[1:]}/h": lambda x: -x})(1.0)[0] == -2.0
 
 
 def test_a_pattern_that_names_nothing_may_be_allowed():

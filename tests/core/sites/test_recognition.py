@@ -444,6 +444,43 @@ def test_a_softmax_of_another_form_is_told(name):
     assert advice not in repr(sites.sites(gradient, *_arguments()))
 
 
+_SEEN = np.tri(4, dtype=bool)[None]
+_MASKINGS = {
+    "low": lambda s: jax.nn.softmax(jnp.where(_SEEN, s, -1e9)),
+    "minus infinity": lambda s: jax.nn.softmax(jnp.where(_SEEN, s, -jnp.inf)),
+    "added": lambda s: jax.nn.softmax(s - 1e4 * ~_SEEN),
+    "of exponentials": lambda s: jax.nn.softmax(s, where=_SEEN),
+    "no query": lambda s: jnp.where(
+        np.arange(4)[None, :, None] > 0,
+        jax.nn.softmax(jnp.where(_SEEN, s, -jnp.inf)),
+        0,
+    ),
+}
+
+
+@pytest.mark.parametrize("masking", _MASKINGS)
+def test_the_map_has_the_mask_of_the_program(masking):
+    def attend(x, w):
+        query, key, value = (x @ w for w in w)
+        return _MASKINGS[masking](query @ key.mT) @ value
+
+    x = jax.random.normal(jax.random.key(0), (2, 4, 6))
+    # Weights of scores that are this far below others are rounded to 0.
+    far = x.at[:, 1].multiply(8)
+    w = jax.random.normal(jax.random.key(1), (3, 6, 6))
+    seen = _SEEN.copy()
+    seen[:, 0] &= masking != "no query"
+    look = jax.jit(sites.look(attend, ["*/map"]))
+    for inputs in (x,) if masking == "of exponentials" else (x, far):
+        map_ = look(inputs, w)[1]["attention_0/map"]
+        found = np.broadcast_to(map_.weighting.mask.array(4, 4), map_.shape)
+        np.testing.assert_array_equal(found, np.broadcast_to(seen, map_.shape))
+        expected = _MASKINGS[masking]((inputs @ w[0]) @ (inputs @ w[1]).mT)
+        np.testing.assert_allclose(map_.weights()[:, 0], expected, atol=1e-6)
+        np.testing.assert_array_equal(map_.sees[:, 0], np.repeat(seen.any(-1), 2, 0))
+    assert ((expected == 0) & seen).any() == (masking != "of exponentials")
+
+
 def test_batches_of_one_head_stay_batches_when_their_losses_are_summed():
     case = CASES["one_head"]()
 
@@ -485,3 +522,25 @@ def test_what_the_program_reads_elsewhere_can_only_be_looked_at():
         sites.edit(function, {"*/query": jnp.zeros_like})(x)
     with pytest.raises(ValueError, match='not edited: edit "weights"'):
         sites.edit(function, {"*/map": lambda map_: map_})(x)
+
+
+def test_queries_and_keys_of_two_softmaxes_can_only_be_looked_at():
+    w = jax.random.normal(jax.random.key(0), (3, 6, 6))
+
+    def function(x):
+        query, key, value = (x @ w for w in w)
+        scores = query @ key.mT
+        local = jnp.where(_SEEN, scores, -1e9)
+        return jax.nn.softmax(scores) @ value, jax.nn.softmax(local) @ value
+
+    x = jax.random.normal(jax.random.key(1), (2, 4, 6))
+    _, found = sites.look(function, ["*/query"])(x)
+    np.testing.assert_allclose(found["attention_1/query"][:, :, 0], x @ w[0], atol=1e-5)
+    for facet in ("query", "key"):
+        with pytest.raises(
+            ValueError, match=f"attention_1/{facet}.*reads it elsewhere"
+        ):
+            sites.edit(function, {f"attention_1/{facet}": jnp.zeros_like})(x)
+    edited = sites.edit(function, {"attention_1/weights": jnp.zeros_like})(x)
+    np.testing.assert_array_equal(edited[0], function(x)[0])
+    np.testing.assert_array_equal(edited[1], 0)
