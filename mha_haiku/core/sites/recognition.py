@@ -4,7 +4,8 @@ Attention is a softmax over the products of queries and keys that reaches a prod
 values. Recognized attention gets the sites of our attention, in canonical axes: "query"
 `[B..., T, H, K]`, "key" `[B..., S, G, K]`, "value" `[B..., S, G, V]`, "weights"
 `[B..., H, T, S]`, "map", and "heads" `[B..., T, H, V]`, the product of weights and
-values. A site is omitted if no variable of the program holds it.
+values. A site is omitted if no variable of the program holds it. The map's mask allows
+the keys that have a weight, or a score whose weight is rounded to 0.
 
 Recognized are
 

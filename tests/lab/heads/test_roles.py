@@ -3,6 +3,7 @@
 import importlib
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.optimize
@@ -130,6 +131,25 @@ def test_offsets_far_away_are_others():
     counts = np.asarray(told["positional"])[0, 0]
     # Queries 0 to 49 look 150 ahead, the others 50 back.
     assert (counts[-1], counts[128 + 50], counts.sum()) == (50, 150, 200)
+
+
+def test_causal_attention_of_others_has_the_roles_of_our_own():
+    x = jax.random.normal(jax.random.key(0), (3, 2, 5, 2, 4))
+    seen = np.tri(5, dtype=bool)[None, None]
+
+    def by_others(query, key, value):
+        scores = jnp.einsum("bthk,bshk->bhts", query, key) / 2
+        weights = jax.nn.softmax(jnp.where(seen, scores, -1e9))
+        return jnp.einsum("bhts,bshv->bthv", weights, value)
+
+    _, found = mh.look(by_others, ["*/map"])(*x)
+    _, own = mh.attend(*x, mask=mh.masks.causal())
+    told, expected = (
+        heads.role_evidence(map_, map_.statistics()) for map_ in (*found.values(), own)
+    )
+    assert told.keys() == expected.keys()
+    for name in told:
+        np.testing.assert_allclose(told[name], expected[name], atol=1e-5, err_msg=name)
 
 
 @pytest.mark.slow
