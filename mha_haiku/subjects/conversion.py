@@ -194,11 +194,12 @@ def one(subject: "Subject", given: Any) -> tasks.Example:
 
 
 def labels(
-    subject: "Subject", batch: tasks.Example, kind: str = ""
+    subject: "Subject", batch: tasks.Example, kind: str | None = None
 ) -> tuple[tuple, tuple]:
     """Lists the texts at queries and keys of maps of a kind, () if unknown.
 
-    In an encoder-decoder, cross-attention has the texts of both sides.
+    In an encoder-decoder, cross-attention has the texts of both sides, as have all maps
+    together (None).
     """
     task, label = subject.task, subject.codec.label
     if batch.decoder_inputs is None or task is None:
@@ -217,7 +218,8 @@ def labels(
             for of in (task.labels, task.decoder_labels)
         )
     sides = {"encoder": (sources, sources), "decoder": (targets, targets)}
-    return sides.get(kind, (targets, sources))
+    sides |= dict.fromkeys(("cross", None), (targets, sources))
+    return sides.get(kind, ((), ()))
 
 
 def places(
@@ -258,9 +260,12 @@ def places(
     return tuple(labels), np.pad(patches, [(0, 0), (marks, 0)] + [(0, 0)] * 3)
 
 
-def kind_of(subject: "Subject", layer: int) -> str:
-    """Returns the kind of an attention part, or "" if there is only one kind."""
-    kinds = running.kinds_of(subject.model)
+def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
+    """Returns the kind of an attention part, or "" if there is only one kind.
+
+    The parts of a function are those that it has on the batch.
+    """
+    kinds = running.kinds_of(subject.model, subject.params, batch)
     return kinds[layer] if kinds else ""
 
 

@@ -236,6 +236,49 @@ def test_what_an_encoder_decoder_reads_has_the_tokens_of_its_side(
     assert len(written.labels[0]) == len(written.terms)
 
 
+def _of_two_stacks(params, x, decoder_inputs, lengths=None, decoder_lengths=None):
+    """An encoder-decoder of somebody's own, which masks keys and no queries."""
+
+    def attend(x, y, lengths, name):
+        query = jnp.einsum("btd,dhk->bthk", x, params["q"])
+        key, value = (jnp.einsum("bsd,dhk->bshk", y, params[n]) for n in "kv")
+        mask = mh.masks.full() if lengths is None else mh.masks.padding(lengths)
+        with jax.named_scope(name):
+            return x + mh.attend(query, key, value, mask=mask)[0].reshape(x.shape)
+
+    x, y = params["table"][x], params["table"][decoder_inputs]
+    with jax.named_scope("encoder"):
+        x = attend(x, x, lengths, "self")
+    with jax.named_scope("decoder"):
+        y = attend(y, y, decoder_lengths, "self")
+        y = attend(y, x, lengths, "cross")
+    return y @ params["table"].T
+
+
+@pytest.fixture(scope="module")
+def translator(foreign):
+    sources, targets = np.array([[0, 1, 2, 3]]), np.array([[4, 5, 6]])
+    batch = tasks.Example(sources, targets, np.ones((1, 3)), None, targets)
+    return mh.wrap(_of_two_stacks, foreign.params, _Letters(), examples=[batch])
+
+
+@pytest.mark.parametrize(("layer", "kind"), _KINDS)
+def test_places_of_a_wrapped_encoder_decoder_have_the_tokens_of_their_side(
+    translator, layer, kind
+):
+    (batch,) = translator.batches
+    queries = "abcd" if kind == "encoder" else "efg"
+    keys = "efg" if kind == "decoder" else "abcd"
+    (row,) = translator.strongest(layer, 0, count=1).rows()
+    assert row["query token"] == queries[row["query"]]
+    assert row["key token"] == keys[row["key"]]
+    found = translator.why(batch, layer=layer, head=0)
+    query, key = found.place[2:]
+    assert found.title.endswith(f" {queries[query]!r} {keys[key]!r}")
+    written = translator.writes(batch, layer=layer, head=0)
+    assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys))
+
+
 def test_the_last_row_of_the_lens_is_the_model(llama):
     lens = llama.lens(TEXT)
     logits = llama.logits(TEXT)
