@@ -279,6 +279,29 @@ def test_places_of_a_wrapped_encoder_decoder_have_the_tokens_of_their_side(
     assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys))
 
 
+_PER_EXAMPLE = {
+    "statistics": lambda x, batch: x.statistics(batch)["entropy"].mean,
+    "roles": lambda x, batch: x.roles(batch)["relative_entropy"].mean,
+    "confidence": lambda x, batch: (
+        x.importance("confidence", batch).columns["confidence"].mean
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PER_EXAMPLE)
+def test_padding_of_a_function_that_masks_only_keys_does_not_count(translator, name):
+    x, y = np.arange(8).reshape(2, 4), np.arange(6, 12).reshape(2, 3)
+    weights, lengths, ends = np.ones(y.shape), np.array([2, 4]), np.array([3, 1])
+    both = tasks.Example(x, y, weights, lengths, y, ends)
+    alone = []
+    for i, (s, t) in enumerate(zip(lengths, ends, strict=True)):
+        target, ones = y[i : i + 1, :t], np.ones((1, t))
+        alone.append(tasks.Example(x[i : i + 1, :s], target, ones, None, target))
+    call = functools.partial(_PER_EXAMPLE[name], translator)
+    found = call(both)
+    np.testing.assert_allclose(found, np.mean([*map(call, alone)], 0), atol=1e-5)
+
+
 def test_the_last_row_of_the_lens_is_the_model(llama):
     lens = llama.lens(TEXT)
     logits = llama.logits(TEXT)

@@ -73,7 +73,7 @@ def statistics(
     def observe(params: Any, example: tasks.Example):
         def known(attention_map: attention.AttentionMap, kind: str) -> collecting.Seen:
             return collecting.known(
-                attention_map,
+                running.without_padding(attention_map, subject.model, example, kind),
                 kind,
                 tokens=running.tokens(example, kind),
                 separators=running.separators_at(example, kind, separators),
