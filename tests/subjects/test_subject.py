@@ -675,3 +675,9 @@ def test_places_in_windows_are_refused():
     with pytest.raises(ValueError, match="has windows of its inputs") as refusal:
         mh.wrap(windowed, params, examples=[x]).strongest(0, 0, 3)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_one_text_at_a_time_has_no_other_to_resample(foreign):
+    with pytest.raises(ValueError, match="at least two examples"):
+        texts = ["hello", "you"]
+        foreign.importance("ablation", texts, ablation_value="resample")
