@@ -204,7 +204,7 @@ def wrap(
 
     @functools.wraps(function)
     def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:
-        if given and not takes_lengths:
+        if not takes_lengths and {"lengths", "decoder_lengths"} & given.keys():
             raise ValueError(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."

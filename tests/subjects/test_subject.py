@@ -681,3 +681,22 @@ def test_one_text_at_a_time_has_no_other_to_resample(foreign):
     with pytest.raises(ValueError, match="at least two examples"):
         texts = ["hello", "you"]
         foreign.importance("ablation", texts, ablation_value="resample")
+
+
+def _of_segments(params, tokens, segment):
+    return _by_hand(params, tokens) * segment[..., None]
+
+
+def test_a_function_gets_all_keywords_of_a_mapping(foreign):
+    subject = mh.wrap(_of_segments, foreign.params)
+    tokens, segment = np.array([[1, 2, 3, 0], [4, 5, 6, 7]]), np.arange(8).reshape(2, 4)
+    given = {"inputs": tokens, "segment": segment}
+    wanted = _by_hand(foreign.params, tokens) * segment[..., None]
+    np.testing.assert_allclose(subject.logits(given), wanted, 1e-4, 1e-5)
+    mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    found = subject.importance("ablation", given | {"attention_mask": mask})
+    for i, end in enumerate((3, 4)):
+        alone = {name: x[i : i + 1, :end] for name, x in given.items()}
+        alone = subject.importance("ablation", alone).columns["ablation"]
+        ours = found.columns["ablation"].per_example[i]
+        np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
