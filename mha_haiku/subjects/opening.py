@@ -175,6 +175,7 @@ def wrap(
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If function is neither, or the tokenizer lacks `encode` or `decode`.
+      ValueError: If parameters are given for a PyTorch module.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -186,6 +187,11 @@ def wrap(
     """
     codec, is_function = conversion.of_tokenizer(tokenizer), callable(function)
     if torch_modules.is_module(function):
+        if params is not None:
+            raise ValueError(
+                "params must be None for a torch.nn.Module, which has its own, got "
+                f"{type(params).__name__}; a tokenizer is given by tokenizer=."
+            )
         module = torch_modules.convert(function)
         function, params = module.function, module.params
         names, has_decoder, start = module[2:]

@@ -11,6 +11,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.interop import torch_modules
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training.runs import folders
@@ -700,3 +701,14 @@ def test_a_function_gets_all_keywords_of_a_mapping(foreign):
         alone = subject.importance("ablation", alone).columns["ablation"]
         ours = found.columns["ablation"].per_example[i]
         np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
+
+
+def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
+    with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
+        foreign.circuit(answers=(3, 4), edges=3)
+    for option in ({"examples": 3}, {"metric": "loss"}):
+        with pytest.raises(ValueError, match="metric and examples must be None with"):
+            foreign.circuit("abc", "abd", **option)
+    monkeypatch.setattr(torch_modules, "is_module", lambda _: True)
+    with pytest.raises(ValueError, match=r"params must be None .* by tokenizer="):
+        mh.wrap(_by_hand, _Letters())
