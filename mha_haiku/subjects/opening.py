@@ -233,7 +233,8 @@ def wrap(
     )
     if examples is None:
         return subject
-    if isinstance(examples, str | np.ndarray | jax.Array | Mapping):
+    single = str | np.ndarray | jax.Array | Mapping | tasks.Example
+    if isinstance(examples, single):
         examples = [examples]
     examples = list(examples)  # it may be gone through only once
     if examples and all(isinstance(x, str) for x in examples):

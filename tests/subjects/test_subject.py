@@ -712,3 +712,24 @@ def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     monkeypatch.setattr(torch_modules, "is_module", lambda _: True)
     with pytest.raises(ValueError, match=r"params must be None .* by tokenizer="):
         mh.wrap(_by_hand, _Letters())
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_function_writes_at_least_one_token(foreign, tokens):
+    with pytest.raises(ValueError, match="tokens must be an integer of at least 1"):
+        foreign.generate("abc", tokens=tokens)
+
+
+def test_examples_may_be_one_batch_or_none(foreign):
+    (batch,) = foreign.batches
+    (found,) = mh.wrap(_by_hand, foreign.params, examples=batch).batches
+    assert found is batch
+    empty = mh.wrap(_by_hand, foreign.params, _Letters(), examples=[])
+    ablated = empty.ablated((0, 1)).logits("hello")
+    np.testing.assert_array_equal(ablated, foreign.ablated((0, 1)).logits("hello"))
+
+
+@pytest.mark.parametrize("layers", [0, "0"])
+def test_layers_are_a_list(foreign, layers):
+    with pytest.raises(TypeError, match=r"layers must be a list, .* got '?0"):
+        foreign.statistics(layers=layers)
