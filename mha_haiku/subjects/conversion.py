@@ -170,14 +170,35 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
     if targets and batch.decoder_inputs is None:
         batch = _with_next_tokens(subject, batch)
     knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
-    if knows_lengths or batch.lengths is None:
+    is_padded = batch.lengths is not None or batch.decoder_lengths is not None
+    if knows_lengths or not is_padded:
         return [batch]
-    return [
-        tasks.Example(
-            row.inputs[None, :end], row.targets[None, :end], row.weights[None, :end]
-        )
-        for row, end in zip(rows_of(batch), lengths(batch), strict=True)
-    ]
+    return [_alone(batch, i) for i in range(len(batch.inputs))]
+
+
+def _alone(batch: tasks.Example, i: int) -> tasks.Example:
+    """Makes a batch of one example of a batch, without its padding."""
+    count, size = np.shape(batch.inputs)[:2]
+    ends = {size: lengths(batch)[i]}
+    of_targets = ends
+    if batch.decoder_inputs is not None:
+        longest = batch.decoder_inputs.shape[1]
+        has_lengths = batch.decoder_lengths is not None
+        end = int(batch.decoder_lengths[i]) if has_lengths else longest
+        of_targets, ends = {longest: end}, {longest: end} | ends
+
+    def cut(x: Any, ends: Mapping[int, int]) -> Any:
+        if not np.ndim(x) or len(x) != count:
+            return x  # arrays without an axis of examples stay
+        return x[i : i + 1, : ends.get(x.shape[1])] if x.ndim > 1 else x[i : i + 1]
+
+    others = batch.others and {name: cut(x, ends) for name, x in batch.others.items()}
+    targets, weights, decoder_inputs = (
+        x if x is None else cut(x, of_targets)
+        for x in (batch.targets, batch.weights, batch.decoder_inputs)
+    )
+    inputs = cut(batch.inputs, {size: ends[size]})
+    return tasks.Example(inputs, targets, weights, None, decoder_inputs, None, others)
 
 
 def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:
@@ -214,11 +235,12 @@ def one(subject: "Subject", given: Any) -> tasks.Example:
 
 
 def labels(
-    subject: "Subject", batch: tasks.Example, kind: str = ""
+    subject: "Subject", batch: tasks.Example, kind: str | None = None
 ) -> tuple[tuple, tuple]:
     """Lists the texts at queries and keys of maps of a kind, () if unknown.
 
-    In an encoder-decoder, cross-attention has the texts of both sides.
+    In an encoder-decoder, cross-attention has the texts of both sides, as have all maps
+    together (None).
     """
     task, label = subject.task, subject.codec.label
     if batch.decoder_inputs is None or task is None:
@@ -237,7 +259,8 @@ def labels(
             for of in (task.labels, task.decoder_labels)
         )
     sides = {"encoder": (sources, sources), "decoder": (targets, targets)}
-    return sides.get(kind, (targets, sources))
+    sides |= dict.fromkeys(("cross", None), (targets, sources))
+    return sides.get(kind, ((), ()))
 
 
 def places(
@@ -278,9 +301,12 @@ def places(
     return tuple(labels), np.pad(patches, [(0, 0), (marks, 0)] + [(0, 0)] * 3)
 
 
-def kind_of(subject: "Subject", layer: int) -> str:
-    """Returns the kind of an attention part, or "" if there is only one kind."""
-    kinds = running.kinds_of(subject.model)
+def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
+    """Returns the kind of an attention part, or "" if there is only one kind.
+
+    The parts of a function are those that it has on the batch.
+    """
+    kinds = running.kinds_of(subject.model, subject.params, batch)
     return kinds[layer] if kinds else ""
 
 

@@ -175,6 +175,7 @@ def wrap(
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If function is neither, or the tokenizer lacks `encode` or `decode`.
+      ValueError: If parameters are given for a PyTorch module.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -186,6 +187,11 @@ def wrap(
     """
     codec, is_function = conversion.of_tokenizer(tokenizer), callable(function)
     if torch_modules.is_module(function):
+        if params is not None:
+            raise ValueError(
+                "params must be None for a torch.nn.Module, which has its own, got "
+                f"{type(params).__name__}; a tokenizer is given by tokenizer=."
+            )
         module = torch_modules.convert(function)
         function, params = module.function, module.params
         names, has_decoder, start = module[2:]
@@ -204,7 +210,7 @@ def wrap(
 
     @functools.wraps(function)
     def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:
-        if given and not takes_lengths:
+        if not takes_lengths and {"lengths", "decoder_lengths"} & given.keys():
             raise ValueError(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
@@ -227,7 +233,8 @@ def wrap(
     )
     if examples is None:
         return subject
-    if isinstance(examples, str | np.ndarray | jax.Array | Mapping):
+    single = str | np.ndarray | jax.Array | Mapping | tasks.Example
+    if isinstance(examples, single):
         examples = [examples]
     examples = list(examples)  # it may be gone through only once
     if examples and all(isinstance(x, str) for x in examples):

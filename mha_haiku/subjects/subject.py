@@ -228,7 +228,7 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
     if model.config is not None:
         known = models.heads_of_layers(model.config)
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
-    if batch is None and subject.batches is not None:
+    if batch is None and subject.batches:
         batch = subject.batches[0]
     arguments = model, subject.params, batch or conversion.some_tokens(subject.codec)
     try:

@@ -11,6 +11,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.interop import torch_modules
 from mha_haiku.subjects import computing, conversion
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import saved_models
@@ -237,6 +238,72 @@ def test_what_an_encoder_decoder_reads_has_the_tokens_of_its_side(
     written = reverser.writes(batch, layer=layer, head=1, query=1)
     assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys))
     assert len(written.labels[0]) == len(written.terms)
+
+
+def _of_two_stacks(params, x, decoder_inputs, lengths=None, decoder_lengths=None):
+    """An encoder-decoder of somebody's own, which masks keys and no queries."""
+
+    def attend(x, y, lengths, name):
+        query = jnp.einsum("btd,dhk->bthk", x, params["q"])
+        key, value = (jnp.einsum("bsd,dhk->bshk", y, params[n]) for n in "kv")
+        mask = mh.masks.full() if lengths is None else mh.masks.padding(lengths)
+        with jax.named_scope(name):
+            return x + mh.attend(query, key, value, mask=mask)[0].reshape(x.shape)
+
+    x, y = params["table"][x], params["table"][decoder_inputs]
+    with jax.named_scope("encoder"):
+        x = attend(x, x, lengths, "self")
+    with jax.named_scope("decoder"):
+        y = attend(y, y, decoder_lengths, "self")
+        y = attend(y, x, lengths, "cross")
+    return y @ params["table"].T
+
+
+@pytest.fixture(scope="module")
+def translator(foreign):
+    sources, targets = np.array([[0, 1, 2, 3]]), np.array([[4, 5, 6]])
+    batch = tasks.Example(sources, targets, np.ones((1, 3)), None, targets)
+    return mh.wrap(_of_two_stacks, foreign.params, _Letters(), examples=[batch])
+
+
+@pytest.mark.parametrize(("layer", "kind"), _KINDS)
+def test_places_of_a_wrapped_encoder_decoder_have_the_tokens_of_their_side(
+    translator, layer, kind
+):
+    (batch,) = translator.batches
+    queries = "abcd" if kind == "encoder" else "efg"
+    keys = "efg" if kind == "decoder" else "abcd"
+    (row,) = translator.strongest(layer, 0, count=1).rows()
+    assert row["query token"] == queries[row["query"]]
+    assert row["key token"] == keys[row["key"]]
+    found = translator.why(batch, layer=layer, head=0)
+    query, key = found.place[2:]
+    assert found.title.endswith(f" {queries[query]!r} {keys[key]!r}")
+    written = translator.writes(batch, layer=layer, head=0)
+    assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys))
+
+
+_PER_EXAMPLE = {
+    "statistics": lambda x, batch: x.statistics(batch)["entropy"].mean,
+    "roles": lambda x, batch: x.roles(batch)["relative_entropy"].mean,
+    "confidence": lambda x, batch: (
+        x.importance("confidence", batch).columns["confidence"].mean
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _PER_EXAMPLE)
+def test_padding_of_a_function_that_masks_only_keys_does_not_count(translator, name):
+    x, y = np.arange(8).reshape(2, 4), np.arange(6, 12).reshape(2, 3)
+    weights, lengths, ends = np.ones(y.shape), np.array([2, 4]), np.array([3, 1])
+    both = tasks.Example(x, y, weights, lengths, y, ends)
+    alone = []
+    for i, (s, t) in enumerate(zip(lengths, ends, strict=True)):
+        target, ones = y[i : i + 1, :t], np.ones((1, t))
+        alone.append(tasks.Example(x[i : i + 1, :s], target, ones, None, target))
+    call = functools.partial(_PER_EXAMPLE[name], translator)
+    found = call(both)
+    np.testing.assert_allclose(found, np.mean([*map(call, alone)], 0), atol=1e-5)
 
 
 def test_the_last_row_of_the_lens_is_the_model(llama):
@@ -628,3 +695,60 @@ def test_places_in_windows_are_refused():
     with pytest.raises(ValueError, match="has windows of its inputs") as refusal:
         mh.wrap(windowed, params, examples=[x]).strongest(0, 0, 3)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+def test_one_text_at_a_time_has_no_other_to_resample(foreign):
+    with pytest.raises(ValueError, match="at least two examples"):
+        texts = ["hello", "you"]
+        foreign.importance("ablation", texts, ablation_value="resample")
+
+
+def _of_segments(params, tokens, segment):
+    return _by_hand(params, tokens) * segment[..., None]
+
+
+def test_a_function_gets_all_keywords_of_a_mapping(foreign):
+    subject = mh.wrap(_of_segments, foreign.params)
+    tokens, segment = np.array([[1, 2, 3, 0], [4, 5, 6, 7]]), np.arange(8).reshape(2, 4)
+    given = {"inputs": tokens, "segment": segment}
+    wanted = _by_hand(foreign.params, tokens) * segment[..., None]
+    np.testing.assert_allclose(subject.logits(given), wanted, 1e-4, 1e-5)
+    mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
+    found = subject.importance("ablation", given | {"attention_mask": mask})
+    for i, end in enumerate((3, 4)):
+        alone = {name: x[i : i + 1, :end] for name, x in given.items()}
+        alone = subject.importance("ablation", alone).columns["ablation"]
+        ours = found.columns["ablation"].per_example[i]
+        np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
+
+
+def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
+    with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
+        foreign.circuit(answers=(3, 4), edges=3)
+    for option in ({"examples": 3}, {"metric": "loss"}):
+        with pytest.raises(ValueError, match="metric and examples must be None with"):
+            foreign.circuit("abc", "abd", **option)
+    monkeypatch.setattr(torch_modules, "is_module", lambda _: True)
+    with pytest.raises(ValueError, match=r"params must be None .* by tokenizer="):
+        mh.wrap(_by_hand, _Letters())
+
+
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_function_writes_at_least_one_token(foreign, tokens):
+    with pytest.raises(ValueError, match="tokens must be an integer of at least 1"):
+        foreign.generate("abc", tokens=tokens)
+
+
+def test_examples_may_be_one_batch_or_none(foreign):
+    (batch,) = foreign.batches
+    (found,) = mh.wrap(_by_hand, foreign.params, examples=batch).batches
+    assert found is batch
+    empty = mh.wrap(_by_hand, foreign.params, _Letters(), examples=[])
+    ablated = empty.ablated((0, 1)).logits("hello")
+    np.testing.assert_array_equal(ablated, foreign.ablated((0, 1)).logits("hello"))
+
+
+@pytest.mark.parametrize("layers", [0, "0"])
+def test_layers_are_a_list(foreign, layers):
+    with pytest.raises(TypeError, match=r"layers must be a list, .* got '?0"):
+        foreign.statistics(layers=layers)

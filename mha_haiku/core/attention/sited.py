@@ -107,7 +107,8 @@ class Known(scores.DotProduct):
         rows = whole.weighting.origin.rows(tiles.Span(0, whole.shape[-2]))
         bias = whole.weighting.bias
         assert isinstance(bias, positions.DenseBias)  # see `_map_of`
-        return (tiles.take(bias.values, rows, -2) != 0).any(-1)
+        has_weights = (tiles.take(bias.values, rows, -2) != 0).any(-1)
+        return has_weights & super().sees(whole)
 
     def weights(self, relative: Array) -> Array:
         return jnp.where(relative == -jnp.inf, 0, relative)

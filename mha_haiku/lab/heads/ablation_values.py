@@ -33,8 +33,17 @@ def zero(heads: Sequence[Array]) -> list[None]:
 def resample(heads: Sequence[Array]) -> list[Array]:
     """Replaces ablated heads by their output for the next example of the batch.
 
+    Raises:
+      ValueError: If the batch has one example, which would replace its own output.
+
     Source: Chan et al. 2022, https://www.alignmentforum.org/posts/JvZhhzycHu2Yd57RN.
     """
+    if any(len(values) < 2 for values in heads):
+        raise ValueError(
+            "resampling needs batches of at least two examples, got one of 1: a "
+            "function that takes no lengths= gets one text at a time unless all are of "
+            "one length."
+        )
     return [jnp.roll(values, -1, axis=0) for values in heads]
 
 

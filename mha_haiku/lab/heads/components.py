@@ -495,7 +495,9 @@ def sums_read(
     for name, map_ in held.maps.items():
         part = held.part[name]
         output = held.sources[name.removesuffix("map") + "heads"]
-        targets[name], valid = _targets(map_, output, example, running.kind_of(name))
+        kind = running.kind_of(name)
+        map_ = running.without_padding(map_, model, example, kind)
+        targets[name], valid = _targets(map_, output, example, kind)
         norms.append(jnp.square(output * valid).sum((1, 3)))
         counts.append(valid[..., 0, 0].sum(1))
         heads = range(map_.shape[-3])

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import models
+from mha_haiku.core import attention, models
 from mha_haiku.lab.heads import clean_runs, edits, metrics, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
@@ -245,13 +245,15 @@ def confidence(subject: Measured, *, ablation_value: AblationValue = zero) -> He
 def _largest_weights(model: models.Model, params: Any, example: Example) -> Array:
     count = len(example.inputs)
 
-    def largest(attention_map: Any) -> Array:
+    def largest(attention_map: attention.AttentionMap, kind: str) -> Array:
+        attention_map = running.without_padding(attention_map, model, example, kind)
         # A function may have several rows per example, such as windows of an image.
         weights = attention_map.statistics().largest_weight
         rows = math.prod(weights.shape[:-1]) // count
         return weights.reshape(count, rows, weights.shape[-1]).mean(1)
 
-    _, found = running.look(model, params, example, {"*/map": largest})
+    at = running.by_kind(largest, model, params, example)
+    _, found = running.look(model, params, example, at)
     exists = running.exists([x.shape[-1] for x in found.values()])
     result = jnp.full((count, *exists.shape), jnp.nan)
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))

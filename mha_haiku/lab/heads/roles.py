@@ -140,6 +140,7 @@ def _observed(
     """Sums `role_evidence` over a batch, for each map."""
 
     def summed(attention_map: attention.AttentionMap, kind: str) -> dict[str, Array]:
+        attention_map = running.without_padding(attention_map, model, example, kind)
         tokens = running.tokens(example, kind)
         positions = running.separators_at(example, kind, separators)
         statistics = attention_map.statistics(tokens=tokens, positions=positions)

@@ -4,6 +4,7 @@ B batch, T positions, P attention parts (layers of heads), H heads of a part.
 """
 
 import collections
+import dataclasses
 import functools
 import math
 import re
@@ -14,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models, sites
+from mha_haiku.core import attention, checks, masks, models, sites
 from mha_haiku.core.modules import anatomy
 from mha_haiku.training import tasks
 
@@ -275,6 +276,46 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
     if lengths is None:
         return jnp.ones((len(example.inputs), size), bool)
     return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+
+
+def without_padding(
+    attention_map: attention.AttentionMap,
+    model: models.Model,
+    example: tasks.Example,
+    kind: str,
+) -> attention.AttentionMap:
+    """Masks the padding in a map of a kind, so that it counts nowhere.
+
+    A model with a config does so itself. A wrapped function may mask no queries, as in
+    transformers, and keys by large negative scores: keys of padding are masked where
+    no valid query attends to them. Maps whose rows are not the inputs stay as they are.
+    """
+    inputs, _ = queries(example, kind)
+    *batch, _, num_queries, num_keys = attention_map.shape
+    is_known = kind or example.decoder_inputs is None
+    is_padded = example.lengths is not None or example.decoder_lengths is not None
+    has_rows = (*batch, num_queries) == inputs.shape[:2]
+    if model.config is not None or not (is_known and is_padded and has_rows):
+        return attention_map
+    is_valid = valid(num_queries, example, kind)
+    logs = jnp.where(is_valid[:, None], attention_map.logsumexp, -jnp.inf)
+    attention_map = dataclasses.replace(
+        attention_map,
+        query=jnp.where(is_valid[..., None, None], attention_map.query, 0),
+        log_sum=attention_map.log_sum._replace(logsumexp=logs),
+    )
+    stop = jnp.full(len(inputs), num_keys)
+    keys = example.inputs if kind == "cross" else inputs
+    lengths = key_lengths(example, kind)
+    if lengths is not None and keys.shape[1] == num_keys:
+        lengths = jnp.asarray(lengths)
+        is_padding = jnp.arange(num_keys)[None] >= lengths[:, None]
+        on_padding = attention_map.apply(1.0 * is_padding[..., None, None])
+        stop = jnp.where((on_padding == 0).all((1, 2, 3)), lengths, stop)
+    weighting, origin = attention_map.weighting, attention_map.weighting.origin
+    mask = masks.padding(origin.key + stop, origin.query + is_valid.sum(1))
+    mask = weighting.mask & mask.aligned(len(batch))
+    return dataclasses.replace(attention_map, weighting=weighting._replace(mask=mask))
 
 
 def by_example(heads: Array, count: int) -> Array:

@@ -18,6 +18,7 @@ from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
 _LOGITS = "logit difference"
+_EXAMPLES = 32  # of a circuit without texts, by default
 
 
 @verb
@@ -112,7 +113,7 @@ def circuit(
     edges: int = 50,
     measure: str | None = None,
     answers: tuple[Any, Any] | None = None,
-    examples: int = 32,
+    examples: int | None = None,
     metric: str | None = None,
     **options: Any,
 ) -> Circuit:
@@ -132,20 +133,29 @@ def circuit(
         integrated_edge_attribution. Edges of a function are only between heads, and
         have one measure; see `heads.circuit_of_heads`.
       answers: The right and the wrong answer to the texts.
-      examples: Number of held-out examples to average over, without texts.
+      examples: Number of held-out examples to average over, without texts; default: 32.
       metric: Metric of held-out examples, loss or drift; default: the run's.
       **options: As in `heads.circuit`.
 
     Raises:
       ValueError: If only one of the texts is given, or they differ in their numbers of
-        tokens; or if no two examples are of the same lengths.
+        tokens; if no two examples are of the same lengths; or if answers are given
+        without texts, or examples or a metric with them.
     """
     if (text is None) != (corrupted is None):
         raise ValueError("text and corrupted must be given together.")
+    if text is None and answers is not None:
+        raise ValueError(f"answers must be None without texts, got {answers!r}.")
     if text is not None:
+        if metric is not None or examples is not None:
+            raise ValueError(
+                "metric and examples must be None with texts, got "
+                f"{metric!r} and {examples!r}."
+            )
         pair, _ = _pair(subject, text, corrupted, answers)
         title = f"{subject.title}, {text!r} and {corrupted!r}"
     else:
+        examples = _EXAMPLES if examples is None else examples
         of = computing.measured(subject, examples, metric=metric)
         pairs = [_of_examples(batch) for batch in of.batches]
         pairs = [pair for pair in pairs if len(pair[0].inputs)]

@@ -52,7 +52,7 @@ def why(
         return heads.why.cells(*asked, [query], key, **options)
     head = checks.non_negative_integer("head", head)
     found = heads.why.pairs(*asked, layer, head, query, key, **options)
-    sides = given.labels(subject, batch, given.kind_of(subject, layer))
+    sides = given.labels(subject, batch, given.kind_of(subject, layer, batch))
     places = zip(sides, found.place[2:], strict=True)
     texts = [side[0][i] for side, i in places if side]
     title = " ".join([found.title, *map(repr, texts)])
@@ -77,7 +77,7 @@ def writes(
     token = None if answer is None else given.one_token(subject.codec, answer)
     asked = subject.model, subject.params, batch, layer, head, query
     found = heads.why.written(*asked, answer=token)
-    kind = given.kind_of(subject, layer)
+    kind = given.kind_of(subject, layer, batch)
     (texts,) = given.labels(subject, batch, kind)[1] or [()]
     sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
     labels = sources or found.labels[0], found.labels[1]
@@ -116,7 +116,7 @@ def strongest(
     batches = computing.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     path = part_with(parts_of(subject, batches[0]), layer, head)
-    kind = given.kind_of(subject, layer)
+    kind = given.kind_of(subject, layer, batches[0])
     program = _strongest(subject.model, path)
     found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
     texts: tuple[list, list] = [], []  # of the sides of maps

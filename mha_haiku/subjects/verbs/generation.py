@@ -141,7 +141,8 @@ def generate(
     """
     if subject.model.config is None:
         how = strategy("prompt", **options)
-        return _continued(subject, prompt, how, tokens or _ANEW, seed)
+        tokens = _ANEW if tokens is None else checks.positive_integer("tokens", tokens)
+        return _continued(subject, prompt, how, tokens, seed)
     subject = check_task(subject, "generate")
     kind = given(subject.config)
     if kind is None:

@@ -3,7 +3,7 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
@@ -73,7 +73,7 @@ def statistics(
     def observe(params: Any, example: tasks.Example):
         def known(attention_map: attention.AttentionMap, kind: str) -> collecting.Seen:
             return collecting.known(
-                attention_map,
+                running.without_padding(attention_map, subject.model, example, kind),
                 kind,
                 tokens=running.tokens(example, kind),
                 separators=running.separators_at(example, kind, separators),
@@ -241,6 +241,8 @@ def chosen_layers(
     """
     if wanted is None:
         return chosen("layers", None, len(parts))
+    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
+        raise TypeError(f"layers must be a list, such as [0, 2], got {wanted!r}.")
     result: list[Any] = []
     addresses = [part.address for part in parts]
     for layer in wanted:
