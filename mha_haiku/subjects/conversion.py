@@ -179,26 +179,28 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
 def _alone(batch: tasks.Example, i: int) -> tasks.Example:
     """Makes a batch of one example of a batch, without its padding."""
     count, size = np.shape(batch.inputs)[:2]
-    ends = {size: lengths(batch)[i]}
-    of_targets = ends
+    of_inputs = {size: lengths(batch)[i]}  # where axes of this size end
+    of_targets = of_inputs
     if batch.decoder_inputs is not None:
-        longest = batch.decoder_inputs.shape[1]
-        has_lengths = batch.decoder_lengths is not None
-        end = int(batch.decoder_lengths[i]) if has_lengths else longest
-        of_targets, ends = {longest: end}, {longest: end} | ends
+        longest = np.shape(batch.decoder_inputs)[1]
+        of_rows = batch.decoder_lengths
+        of_targets = {longest: longest if of_rows is None else int(of_rows[i])}
 
     def cut(x: Any, ends: Mapping[int, int]) -> Any:
         if not np.ndim(x) or len(x) != count:
             return x  # arrays without an axis of examples stay
         return x[i : i + 1, : ends.get(x.shape[1])] if x.ndim > 1 else x[i : i + 1]
 
-    others = batch.others and {name: cut(x, ends) for name, x in batch.others.items()}
-    targets, weights, decoder_inputs = (
-        x if x is None else cut(x, of_targets)
-        for x in (batch.targets, batch.weights, batch.decoder_inputs)
+    others = {
+        x: cut(y, of_targets | of_inputs) for x, y in (batch.others or {}).items()
+    }
+    return tasks.Example(
+        cut(batch.inputs, of_inputs),
+        cut(batch.targets, of_targets),
+        cut(batch.weights, of_targets),
+        decoder_inputs=cut(batch.decoder_inputs, of_targets),
+        others=others or None,
     )
-    inputs = cut(batch.inputs, {size: ends[size]})
-    return tasks.Example(inputs, targets, weights, None, decoder_inputs, None, others)
 
 
 def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:

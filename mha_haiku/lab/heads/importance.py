@@ -248,7 +248,7 @@ def _largest_weights(model: models.Model, params: Any, example: Example) -> Arra
     def largest(attention_map: attention.AttentionMap, kind: str) -> Array:
         attention_map = running.without_padding(attention_map, model, example, kind)
         # A function may have several rows per example, such as windows of an image.
-        weights = attention_map.statistics().largest_weight
+        weights = attention_map.statistics().values["largest_weight"]
         rows = math.prod(weights.shape[:-1]) // count
         return weights.reshape(count, rows, weights.shape[-1]).mean(1)
 
