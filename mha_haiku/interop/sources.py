@@ -34,7 +34,7 @@ class Source(NamedTuple):
     config: Mapping[str, Any]  # what its `config.json` says
     arrays: Mapping[str, arrays.Stored]  # its arrays, by their names there
     # From the rows of the model's embedding to its tokenizer, or None.
-    read_tokenizer: Callable[[int], tokenization.Pretrained | None]
+    read_tokenizer: Callable[[int], tokenization.Tokenizer | None]
     folder: Path | None = None  # in the layout of the hub, if it is one
 
     @property
