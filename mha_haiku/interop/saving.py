@@ -62,8 +62,8 @@ def save(
         parameters show, or to the number of tokens.
 
     Raises:
-      ConfigError: If the family cannot hold the model, or none can, with the reason; or
-        if the folder cannot be written.
+      ConfigError: If the family cannot hold the model or its tokenizer, or none can,
+        with the reason; or if the folder holds a run, or cannot be written.
 
     Example:
       >>> folder = mh.interop.save("my_model", config, params, family="mha_haiku")
