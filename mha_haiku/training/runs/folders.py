@@ -321,16 +321,33 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
 
 
 def _verified(path: Path, sha256: str | None) -> bytes | None:
-    """Reads a file and checks its sha256; returns None if it has none."""
+    """Reads a file and checks its sha256; returns None if it has none.
+
+    If its process was killed, the file may still have the name `_next`.
+    """
     if sha256 is None:
         return None
     try:
+        if _sha256(_next(path)) == sha256:
+            path = _next(path)
         content = checks.whole_file(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     if hashlib.sha256(content).hexdigest() != sha256:
         raise ConfigError(f"{path} is not as it was written.")
     return content
+
+
+def _next(path: Path) -> Path:
+    """Names a file that replaces another once config.json asks for it."""
+    return path.with_name(f"{path.name}.next")
+
+
+def _sha256(path: Path) -> str | None:
+    """Computes the sha256 of a file, None if it is missing."""
+    if not path.exists():
+        return None
+    return hashlib.sha256(checks.whole_file(path)).hexdigest()
 
 
 def changed_task(folder: Folder) -> str | None:
@@ -362,35 +379,48 @@ def write_config(
     kept = (None if task is None else task.keep()) or tasks.Kept()
     if start_sha256 is None:
         start_sha256 = start_of(folder)
-    digest = data_digest = None
-    if kept.tokenizer:
-        files.write(folder.tokenizer, kept.tokenizer)
-        digest = hashlib.sha256(kept.tokenizer.encode()).hexdigest()
-    if (data := kept.arrays) is not None:
-        files.write(
-            folder.data,
-            lambda file: np.savez(file, **data),  # pyright: ignore[reportArgumentType]
-        )
-        data_digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
-    contents = {
-        "form": _FORM,
-        "config": config.to_json(),
-        "seed": config.seed,
-        "text": kept.text,
-        "tokenizer_sha256": digest,
-        "data_sha256": data_digest,
-        "task_sha256": tasks.digest(config.task.name),
-        "start_sha256": start_sha256,
-        "versions": {
-            "python": platform.python_version(),
-            "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
-            "haiku": haiku.__version__,
-        },
-        "git_commit": _git_commit(),
-        "devices": [f"{device.device_kind} {device.id}" for device in used],
-    }
-    files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+    _settle(folder)  # what a killed process has left
+    try:
+        if kept.tokenizer:
+            files.write(_next(folder.tokenizer), kept.tokenizer)
+        if (data := kept.arrays) is not None:
+            files.write(
+                _next(folder.data),
+                lambda file: np.savez(file, **data),  # pyright: ignore[reportArgumentType]
+            )
+        contents = {
+            "form": _FORM,
+            "config": config.to_json(),
+            "seed": config.seed,
+            "text": kept.text,
+            "tokenizer_sha256": _sha256(_next(folder.tokenizer)),
+            "data_sha256": _sha256(_next(folder.data)),
+            "task_sha256": tasks.digest(config.task.name),
+            "start_sha256": start_sha256,
+            "versions": {
+                "python": platform.python_version(),
+                "jax": jax.__version__,
+                "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
+                "haiku": haiku.__version__,
+            },
+            "git_commit": _git_commit(),
+            "devices": [f"{device.device_kind} {device.id}" for device in used],
+        }
+        files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+    finally:
+        _settle(folder)
+
+
+def _settle(folder: Folder) -> None:
+    """Gives new files that config.json asks for their names, and removes others."""
+    contents = files.read_json(folder.config) or {}
+    for path, name in ((folder.tokenizer, "tokenizer"), (folder.data, "data")):
+        if (digest := _sha256(_next(path))) is None:
+            continue
+        if digest == contents.get(f"{name}_sha256"):
+            _next(path).replace(path)
+        else:
+            _next(path).unlink()
 
 
 def check_free(workdir: str | os.PathLike) -> None:
@@ -414,7 +444,6 @@ def write_run(
     check_free(workdir)
     folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    made = [path for path in (folder.tokenizer, folder.data) if not path.exists()]
     with contextlib.ExitStack() as stack:
         stack.enter_context(not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
@@ -427,8 +456,6 @@ def write_run(
             write_config(folder, config, devices, task, digest)
         except BaseException:  # Ctrl-C too
             shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            for path in made:
-                path.unlink(missing_ok=True)
             raise
     return folder.root
 

@@ -161,6 +161,48 @@ def test_a_run_whose_writing_was_killed_is_written_again(
         folders.write_run(folder.root, make_config(), first, task)
 
 
+@pytest.mark.parametrize("killed_at", ["config.json", "data.npz"])
+def test_other_data_are_whole_wherever_the_writing_was_killed(
+    killed_at, tmp_path, monkeypatch
+):
+    """Before config.json is written the old data count, after it the new."""
+
+    class Killed(BaseException):
+        pass
+
+    def kill(*_):
+        raise Killed
+
+    first, second, third = (
+        tasks.from_arrays(np.arange(24).reshape(4, 6) % count, held_out_fraction=0.5)
+        for count in (5, 7, 11)
+    )
+    folder = folders.open_folder(tmp_path)
+
+    def write(task):
+        config = runs.default_config(task)
+        folders.write_config(folder, config, jax.local_devices()[:1], task)
+
+    write(first)
+    settle, calls = folders._settle, []
+
+    def settle_once(folder):  # what was left before, and not what is written
+        calls.append(folder)
+        return settle(folder) if len(calls) == 1 else kill()
+
+    with monkeypatch.context() as patch, pytest.raises(Killed):
+        patch.setattr(folders, "_settle", settle_once)
+        if killed_at == "config.json":
+            patch.setattr(folders.files, "write_json", kill)
+        write(second)
+    kept = first if killed_at == "config.json" else second
+    for task in (kept, third):
+        found = folders.shared_kept(folder).arrays
+        np.testing.assert_array_equal(found["inputs"], task.keep().arrays["inputs"])
+        write(third)
+        assert [path.name for path in tmp_path.glob("data*")] == ["data.npz"]
+
+
 def test_missing_run_is_refused(tmp_path):
     with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
         folders.load_run(tmp_path / "nowhere")
