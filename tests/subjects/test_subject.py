@@ -246,9 +246,13 @@ def _of_two_stacks(params, x, decoder_inputs, lengths=None, decoder_lengths=None
     def attend(x, y, lengths, name):
         query = jnp.einsum("btd,dhk->bthk", x, params["q"])
         key, value = (jnp.einsum("bsd,dhk->bshk", y, params[n]) for n in "kv")
-        mask = mh.masks.full() if lengths is None else mh.masks.padding(lengths)
+        keys = jnp.arange(y.shape[1])[None, None, None]
+        ends = y.shape[1] if lengths is None else lengths[:, None, None, None]
         with jax.named_scope(name):
-            return x + mh.attend(query, key, value, mask=mask)[0].reshape(x.shape)
+            scores = jnp.einsum("bthk,bshk->bhts", query, key)
+            scores = jnp.where(keys < ends, scores, -1e3)
+            heads = jnp.einsum("bhts,bshk->bthk", jax.nn.softmax(scores), value)
+            return x + heads.reshape(x.shape)
 
     x, y = params["table"][x], params["table"][decoder_inputs]
     with jax.named_scope("encoder"):
@@ -289,7 +293,15 @@ _PER_EXAMPLE = {
     "confidence": lambda x, batch: (
         x.importance("confidence", batch).columns["confidence"].mean
     ),
+    "reads": lambda x, batch: _mean_of_examples(x.reads(batch)),
 }
+
+
+def _mean_of_examples(found):
+    counts, norms = found.counts[..., None, None], found.norms[..., None]
+    divisors = {"q": counts, "k": counts, "v": norms}
+    means = [(found.by[kind] / x).mean(0) for kind, x in divisors.items()]
+    return np.array(means)[..., :-1]  # the last component is what rounding leaves
 
 
 @pytest.mark.parametrize("name", _PER_EXAMPLE)

@@ -128,7 +128,9 @@ class Checkpoints(contextlib.AbstractContextManager):
         Raises:
           ConfigError: If it is not a JSON object of numbers.
         """
-        path = self._path(self.latest()) / _WINDOW
+        if (step := self.latest()) is None:
+            return {}
+        path = self._path(step) / _WINDOW
         numbers = files.read_json(path) or {}
         if not all(type(x) in (int, float) for x in numbers.values()):
             raise ConfigError(f"{path} must have only numbers.")
