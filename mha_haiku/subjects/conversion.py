@@ -423,10 +423,19 @@ def one_token(codec: Codec, token: Any) -> int:
     return tokens[0]
 
 
+def taken(batch: tasks.Example, chosen: Any) -> tasks.Example:
+    """Takes examples of a batch by indices; arrays without an axis of them stay."""
+    count = len(batch.inputs)
+
+    def take(x: Any) -> Any:
+        return x[chosen] if np.ndim(x) and len(x) == count else x
+
+    return jax.tree.map(take, batch)
+
+
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:
     """Splits a batch on the host into its examples."""
-    count = len(batch.inputs)
-    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in range(count)]
+    return [taken(batch, i) for i in range(len(batch.inputs))]
 
 
 def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
@@ -435,22 +444,30 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
     size = len(batches[last].inputs)
     kept = size - max(0, int(ends[last]) - count)
-
-    # Arrays without an axis of examples stay.
-    def cut(x: jax.Array | np.ndarray) -> jax.Array | np.ndarray:
-        return x[:kept] if np.ndim(x) and len(x) == size else x
-
-    return [*batches[:last], jax.tree.map(cut, batches[last])]
+    return [*batches[:last], taken(batches[last], slice(kept))]
 
 
 def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
     """Makes one batch of several, whose examples must be alike."""
+    counts = [len(batch.inputs) for batch in batches]
+    unlike = ValueError(
+        "examples must be of one length, with equal settings, to be in one batch; "
+        "batches has each."
+    )
     shapes = [jax.tree.map(lambda x: np.shape(x)[1:], batch) for batch in batches]
     if any(shape != shapes[0] for shape in shapes):
-        raise ValueError(
-            "examples must be of one length to be in one batch; batches has each."
-        )
-    return jax.tree.map(lambda *x: np.concatenate(x), *batches)
+        raise unlike
+
+    def join(*parts: Any) -> Any:
+        pairs = zip(parts, counts, strict=True)
+        if all(np.ndim(x) and len(x) == count for x, count in pairs):
+            return np.concatenate(parts)
+        # Without an axis of examples.
+        if not all(np.array_equal(x, parts[0]) for x in parts):
+            raise unlike
+        return parts[0]
+
+    return jax.tree.map(join, *batches)
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -764,3 +764,22 @@ def test_examples_may_be_one_batch_or_none(foreign):
 def test_layers_are_a_list(foreign, layers):
     with pytest.raises(TypeError, match=r"layers must be a list, .* got '?0"):
         foreign.statistics(layers=layers)
+
+
+def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
+    def scaled(params, tokens, scale):
+        return _by_hand(params, tokens) * scale[0]
+
+    rows = np.random.default_rng(0).integers(0, 7, (4, 5))
+    scale = np.array([2.0, 3.0, 4.0])
+    batches = [{"inputs": x, "scale": scale} for x in np.split(rows, 2)]
+    subject = mh.wrap(scaled, foreign.params, examples=batches)
+    batch = subject.examples(3)
+    np.testing.assert_array_equal(batch.others["scale"], scale)
+    np.testing.assert_array_equal(batch.inputs, rows[:3])
+    plain = mh.wrap(scaled, foreign.params, examples=[{"inputs": rows, "scale": scale}])
+    found = [x.circuit(examples=4, edges=2).rows() for x in (subject, plain)]
+    assert len(found[0]) == len(found[1]) == 2
+    batches[1] |= {"scale": 2 * scale}
+    with pytest.raises(ValueError, match="must be of one length, with equal settings"):
+        mh.wrap(scaled, foreign.params, examples=batches).examples(3)

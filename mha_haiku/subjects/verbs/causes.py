@@ -5,7 +5,6 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 
 from mha_haiku.lab import heads
@@ -255,4 +254,4 @@ def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
         members = np.flatnonzero(groups == group)
         after[members] = np.roll(members, -1)
     clean = np.flatnonzero(after != np.arange(len(groups)))
-    return [jax.tree.map(lambda x, i=i: x[i], batch) for i in (clean, after[clean])]
+    return [conversion.taken(batch, i) for i in (clean, after[clean])]
