@@ -167,8 +167,9 @@ def circuit(
         count = sum(len(batch.inputs) for batch in batches)
         title = f"{subject.title}, {count} pairs"
     if subject.model.config is None:
-        if measure is not None or options:
-            refuse(subject, f"measure {measure!r}", "has only edges between heads")
+        for name, value in {"measure": measure, **options}.items():
+            if value is not None:
+                refuse(subject, f"{name}={value!r}", "has only edges between heads")
         found = heads.circuit_of_heads(*pair, edges=edges)
     else:
         measure = measure or "integrated_edge_attribution"
