@@ -101,6 +101,7 @@ def attend(
     stop = first_query + query.shape[-3] if isinstance(first_query, int) else None
     mask.check(query.shape[:-3], query.shape[-2], stop, key.shape[-3])
     bias, score = positions.as_bias(bias), scores.as_score(score)
+    gates = None if gates is None else jnp.asarray(gates)
     origin = tiles.Origin(first_query)
     weighting = Weighting(mask, bias, score, normalizer, gates, origin)
     options = {"dropout_rate": dropout_rate, "rng": rng}

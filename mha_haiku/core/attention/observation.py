@@ -56,10 +56,11 @@ class Tile(NamedTuple):
     columns: tiles.Span  # the keys, as positions in the map
     # The arrays of these queries and keys. Statistics get dicts, with entries of tokens
     # and of chosen positions where `AttentionMap.statistics` got `tokens=` and
-    # `positions=`: `queries["position"]` `[R]`, which with `first_query`, or in a part
-    # of a sequence, is not the same as `rows.array()`; `queries["tokens"]` `[R]` and
-    # `keys["tokens"]` `[C]`; `keys["preceding"]` `[C]`, the token before each key; and
-    # `keys["positions"]` `[C]` booleans.
+    # `positions=`: `queries["position"]` `[R]`, where each query is among the keys,
+    # which with `first_query`, or in a part of a sequence, is not `rows.array()`;
+    # `queries["tokens"]` `[R]` and `keys["tokens"]` `[C]`; `keys["preceding"]` `[C]`,
+    # the token before each key; and `keys["is_first"]`, of the first position, and
+    # `keys["positions"]`, `[C]` booleans.
     given: Given
     # Scores less the log sum of their row, -inf where masked; they rise with weights.
     relative_scores: Array

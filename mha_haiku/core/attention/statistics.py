@@ -182,7 +182,7 @@ STATISTICS: dict[str, Statistic] = {
             "first_position",
             "share of attention",
             "attention on the first position",
-            (weighted_sum(lambda tile: tile.columns.array() == 0),),
+            (weighted_sum(lambda tile: tile.given.keys["is_first"]),),
         ),
         *(
             Statistic(

@@ -189,14 +189,19 @@ class Mask(tiles.Part, abc.ABC):
         """Raises ValueError if a known length exceeds `num_keys`."""
 
     def unseen_keys(
-        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+        self,
+        num_queries: int,
+        num_keys: int,
+        first_query: int | Array = 0,
+        first_key: int | Array = 0,
     ) -> Array | None:
         """Finds the keys that no query sees; call it on an aligned mask.
 
         They are booleans that broadcast to `[B..., H, S]`, or None if every key is
-        known to be seen. The positions of queries start at `first_query`.
+        known to be seen. The positions of queries start at `first_query`, and those of
+        keys at `first_key`.
         """
-        at = tiles.Origin(first_query)
+        at = tiles.Origin(first_query, first_key)
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
         return ~seen.any(0)
 
@@ -260,7 +265,11 @@ class Full(Mask):
         return keys
 
     def unseen_keys(
-        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+        self,
+        num_queries: int,
+        num_keys: int,
+        first_query: int | Array = 0,
+        first_key: int | Array = 0,
     ) -> None:
         return None
 

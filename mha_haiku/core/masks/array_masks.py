@@ -202,9 +202,15 @@ class Padding(_Lengths):
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
     def unseen_keys(
-        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+        self,
+        num_queries: int,
+        num_keys: int,
+        first_query: int | Array = 0,
+        first_key: int | Array = 0,
     ) -> Array:
-        keys = tiles.lifted(jnp.arange(num_keys), jnp.ndim(self.lengths) + 2)
+        keys = tiles.lifted(
+            first_key + jnp.arange(num_keys), jnp.ndim(self.lengths) + 2
+        )
         unseen = (keys >= self.lengths[..., None, None]) | (num_queries == 0)
         if self.query_lengths is None:
             return unseen

@@ -71,6 +71,8 @@ def global_tokens(positions: Iterable[int]) -> Mask:
       >>> np.array(mask.tile([3], range(5)), int)
       array([[1, 0, 1, 1, 1]])
     """
+    if isinstance(positions, Array):
+        positions = np.asarray(positions)
     positions = (
         int(checks.non_negative_integer("positions", position))
         for position in positions
@@ -144,9 +146,13 @@ class Band(_Relative):
         return algebra.overlap((first, stop), keys)
 
     def unseen_keys(
-        self, num_queries: int, num_keys: int, first_query: int | Array = 0
+        self,
+        num_queries: int,
+        num_keys: int,
+        first_query: int | Array = 0,
+        first_key: int | Array = 0,
     ) -> Array | np.ndarray | None:
-        keys = np.arange(num_keys)
+        keys = first_key + np.arange(num_keys)
         return _alone(keys, first_query, num_queries, self.right, self.left)
 
     def fully_masked(

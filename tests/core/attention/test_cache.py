@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import attention, masks, positions
 from mha_haiku.core import tiles
 from tests import everyday, oracles
@@ -102,6 +103,33 @@ def test_each_new_query_attends_as_among_all(window):
             np.testing.assert_allclose(found, own, atol=1e-6)
             total = wanted.weights[b, :, t].sum(-1)
             np.testing.assert_allclose(weights[b, :, 0].sum(-1), total, rtol=1e-5)
+
+
+def test_statistics_of_a_new_query_are_those_among_all():
+    mask = masks.window(2, 0)
+    _, whole = mh.attend(QUERY, KEY, VALUE, mask=mask)
+    wanted = whole.statistics(per_query=True).values
+    *_, cache = _prefilled(mask, 2)
+
+    @jax.jit
+    @jax.vmap
+    def step(cache, query, key, value, position):
+        at = lambda x: jax.lax.dynamic_slice_in_dim(x, position, 1)  # noqa: E731
+        weighting = attention.Weighting(mask, origin=tiles.Origin(position))
+        _, row, cache = cache.attend(at(query), at(key), at(value), weighting)
+        return row.statistics(per_query=True).values, row.weights(), cache
+
+    for i in range(S - LENGTHS.max()):
+        found, weights, cache = step(cache, QUERY, KEY, VALUE, LENGTHS + i)
+        for b, t in enumerate(LENGTHS + i):
+            by_query = {name: x for name, x in wanted.items() if x.ndim == 3}
+            for name, x in by_query.items():
+                y = found[name][b, :, 0]
+                np.testing.assert_allclose(y, x[b, :, t], 1e-5, 1e-6, err_msg=name)
+            seen = np.asarray(weights[b, :, 0])  # by definition, half of the mean gap
+            gaps = np.abs(seen[:, :, None] - seen[:, None])
+            gini = gaps.mean((1, 2)) / 2 / seen.mean(1)
+            np.testing.assert_allclose(found["received_gini"][b], gini, 1e-5, 1e-6)
 
 
 def test_nan_that_a_window_has_left_behind_is_gone():

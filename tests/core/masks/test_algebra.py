@@ -96,6 +96,10 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
         flags = False if flags is None else flags
         wanted = ~expected.any(axis)
         np.testing.assert_array_equal(np.broadcast_to(flags, wanted.shape), wanted)
+    later = mask.unseen_keys(sizes[0], sizes[1] - 1, 0, 1)
+    wanted = ~expected[..., 1:].any(-2)
+    later = np.broadcast_to(False if later is None else later, wanted.shape)
+    np.testing.assert_array_equal(later, wanted)
 
 
 @pytest.mark.parametrize(

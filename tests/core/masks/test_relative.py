@@ -1,5 +1,6 @@
 """Masks of only positions, against statements about pairs of positions."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -18,6 +19,10 @@ KINDS = {
     "window without ends": (masks.window(None, None), lambda t, s: True),
     "dilated": (masks.dilated(3), lambda t, s: abs(s - t) in (0, 3, 6)),
     "global": (masks.global_tokens([4, 1]), lambda t, s: t in (1, 4) or s in (1, 4)),
+    "global of JAX": (
+        masks.global_tokens(jnp.array([4, 1])),
+        lambda t, s: t in (1, 4) or s in (1, 4),
+    ),
     "no global": (masks.global_tokens([]), lambda t, s: False),
 }
 
@@ -71,6 +76,9 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(name, first):
     unseen, blind = oracles.unseen_and_masked(mask, 2, S, first)
     np.testing.assert_array_equal(unseen, ~array.any(-2))
     np.testing.assert_array_equal(blind, ~array.any(-1))
+    later = mask.aligned(0).unseen_keys(2, S - 3, first, 3)
+    later = np.zeros(S - 3, bool) if later is None else np.squeeze(later)
+    np.testing.assert_array_equal(later, ~array[:, 3:].any(-2))
 
 
 @pytest.mark.parametrize(

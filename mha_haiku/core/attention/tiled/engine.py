@@ -114,11 +114,12 @@ def statistics(
     _check_fits("positions", positions, keys_shape, jnp.bool_)
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
-    position = asked.checked_origin().rows(tiles.Span(0, num_queries)).array()
-    queries: dict[str, Array | np.ndarray] = {
-        "position": position.reshape(*[1] * len(batch_shape), -1)
-    }
-    keys: dict[str, Array | np.ndarray] = {}
+    origin, ones = asked.checked_origin(), [1] * len(batch_shape)
+    # As the columns of tiles, which count from the first key.
+    position = origin.rows(tiles.Span(0, num_queries)).array() - origin.key
+    is_first = origin.columns(tiles.Span(0, num_keys)).array() == 0
+    queries: dict[str, Array | np.ndarray] = {"position": position.reshape(*ones, -1)}
+    keys: dict[str, Array | np.ndarray] = {"is_first": is_first.reshape(*ones, -1)}
     if positions is not None:
         keys["positions"] = positions
     if tokens is not None and key_tokens is not None:
@@ -221,7 +222,7 @@ def _statistics(
         return entry.from_mean(by_query if per_query else by_query.sum(-1) / count)
 
     mask, origin = asked.weighting.mask, asked.weighting.origin
-    unseen = mask.unseen_keys(num_queries, num_keys, origin.query)
+    unseen = mask.unseen_keys(num_queries, num_keys, origin.query, origin.key)
     head_sums = HeadSums(counts != 0, received, unseen)
     results = {
         entry.name: entry.from_head(head_sums)
