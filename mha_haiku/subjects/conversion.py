@@ -50,6 +50,7 @@ class Codec(NamedTuple):
     has_decoder: bool = False
     start: int | None = None  # the token in front of what a decoder writes
     knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
+    parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -179,7 +180,8 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
 def _alone(batch: tasks.Example, i: int) -> tasks.Example:
     """Makes a batch of one example of a batch, without its padding."""
     count, size = np.shape(batch.inputs)[:2]
-    of_inputs = {size: lengths(batch)[i]}  # where axes of this size end
+    end = size if batch.lengths is None else int(batch.lengths[i])
+    of_inputs = {size: end}  # where axes of this size end
     of_targets = of_inputs
     if batch.decoder_inputs is not None:
         longest = np.shape(batch.decoder_inputs)[1]
@@ -204,7 +206,7 @@ def _alone(batch: tasks.Example, i: int) -> tasks.Example:
 
 
 def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:
-    tokens, ends = np.asarray(batch.inputs), lengths(batch)
+    tokens = np.asarray(batch.inputs)
     config = subject.model.config
     are_tokens = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer)
     if not are_tokens or (config is not None and config.family != "causal"):
@@ -212,9 +214,10 @@ def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example
             f"examples must be a batch of examples, with targets: {subject.name!r} "
             "does not predict the next token."
         )
-    if min(ends) < 2:
+    valid = np.asarray(running.valid(tokens.shape[1], batch, ""))
+    weights = valid & np.pad(valid, [(0, 0), (0, 1)])[:, 1:]
+    if not weights.any(1).all():
         raise ValueError("examples must have at least two tokens, to predict the next.")
-    weights = np.arange(tokens.shape[1]) < np.array(ends)[:, None] - 1
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
 
@@ -313,30 +316,41 @@ def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
 
 
 def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
-    """Makes a batch of a function's keywords, with lengths if it knows them."""
+    """Makes a batch of a function's keywords.
+
+    A mask of padding at the end becomes lengths, unless the function names the mask.
+    """
     others = {name: np.asarray(x) for name, x in given.items()}
     name = next((name for name in codec.names if name in others), None)
     if name is None:
         names = " or ".join(codec.names)
         raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
-    batch = example(others.pop(name), _lengths(others, "attention_mask"))
+    batch = example(others.pop(name), _lengths(codec, others, "attention_mask"))
     decoder_inputs = others.pop("decoder_input_ids", None)
     if decoder_inputs is not None:
-        lengths = _lengths(others, "decoder_attention_mask")
+        lengths = _lengths(codec, others, "decoder_attention_mask")
         batch = batch._replace(decoder_inputs=decoder_inputs, decoder_lengths=lengths)
     return batch._replace(others=others)
 
 
-def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
+def _lengths(
+    codec: Codec, others: dict[str, np.ndarray], name: str
+) -> np.ndarray | None:
     """Takes a mask of padding at the end out of a mapping, and returns lengths."""
     mask = others.get(name)
-    if mask is None or mask.ndim != 2:
+    if mask is None or mask.ndim != 2 or name in codec.parameters:
         return None
-    lengths = np.asarray(mask != 0).sum(1, dtype=np.int32)
-    if not np.array_equal(mask != 0, np.arange(mask.shape[1]) < lengths[:, None]):
-        return None
-    del others[name]
+    lengths = _ends(mask != 0)
+    if lengths is not None:
+        del others[name]
     return lengths
+
+
+def _ends(valid: np.ndarray) -> np.ndarray | None:
+    """Returns lengths `[B]` if only the ends of rows `[B, T]` are not valid."""
+    lengths = valid.sum(1, dtype=np.int32)
+    is_padding = np.array_equal(valid, np.arange(valid.shape[1]) < lengths[:, None])
+    return lengths if is_padding else None
 
 
 def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
@@ -406,8 +420,8 @@ def lengths(batch: tasks.Example) -> list[int]:
     """Lists the number of valid inputs of each example."""
     if batch.lengths is not None:
         return np.asarray(batch.lengths).tolist()
-    count, longest = np.shape(batch.inputs)[:2]
-    return [longest] * count
+    size = np.shape(batch.inputs)[1]
+    return np.asarray(running.valid(size, batch, "")).sum(1).tolist()
 
 
 def one_token(codec: Codec, token: Any) -> int:

@@ -734,6 +734,60 @@ def test_a_function_gets_all_keywords_of_a_mapping(foreign):
         np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
 
 
+def _causal(params, tokens, attention_mask):
+    """The layer by hand where queries see earlier keys of a mask, without positions."""
+    x, size = params["table"][tokens], tokens.shape[1]
+    query, key, value = (jnp.einsum("btd,dhk->bthk", x, params[n]) for n in "qkv")
+    scores = jnp.einsum("bthk,bshk->bhts", query, key)
+    scores = jnp.where(jnp.tri(size, dtype=bool), scores, -1e9)
+    if jnp.issubdtype(attention_mask.dtype, jnp.floating):
+        scores += attention_mask[:, None, None]
+    else:
+        scores = jnp.where(attention_mask[:, None, None] > 0, scores, -1e9)
+    heads = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+    return (x + heads.reshape(x.shape)) @ params["table"].T
+
+
+def _loss(subject, given):
+    measured = subject.measured(given)
+    (batch,) = measured.batches
+    return measured.metric(subject.logits(batch), batch).mean()
+
+
+def _numbers(found, names):
+    return [found.numbers[name].mean for name in names]
+
+
+_WITH_MASK = _PER_EXAMPLE | {
+    "statistics": lambda x, given: _numbers(
+        x.statistics(given), ["entropy", "own_position", "previous_position"]
+    ),
+    "anti_diagonal": lambda x, given: x.roles(given)["anti_diagonal"].mean,
+    "loss": _loss,
+    "ablation": lambda x, given: x.importance("ablation", given)["ablation"].mean,
+    "mean": lambda x, given: (
+        x.importance("ablation", given, ablation_value="mean")["ablation"].mean
+    ),
+    "strongest": lambda x, given: x.strongest(0, 1, given).weights.mean(),
+    "patch": lambda x, given: (
+        x.patch(given, given | {"inputs": given["inputs"] // 2}, answers=(3, 4)).mean
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WITH_MASK)
+def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
+    row, zeros = np.array([3, 14, 5, 6, 11]), np.zeros(3, int)
+    tokens = np.stack([[*row, *zeros], [*zeros, *row]])
+    mask = np.stack([[*(row > 0), *zeros], [*zeros, *(row > 0)]])
+    subject = mh.wrap(_causal, foreign.params)
+    call = functools.partial(_WITH_MASK[name], subject)
+    wanted = call({"inputs": row[None], "attention_mask": np.array([[0.0] * 5])})
+    for given in (mask, np.where(mask, 0, -1e9).astype(np.float32)):
+        found = call({"inputs": tokens, "attention_mask": given})
+        np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+
+
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
         foreign.circuit(answers=(3, 4), edges=3)
