@@ -202,8 +202,9 @@ def wrap(
             "function must be a function from parameters and inputs to logits, or a "
             f"torch.nn.Module, got {type(function).__name__}."
         )
-    takes_lengths = _takes_lengths(function)
-    codec = codec._replace(knows_lengths=takes_lengths)
+    parameters, has_others = _parameters(function)
+    takes_lengths = has_others or "lengths" in parameters
+    codec = codec._replace(knows_lengths=takes_lengths, parameters=parameters)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
@@ -251,10 +252,10 @@ def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     return conversion.batches(subject, given, targets=are_tokens)
 
 
-def _takes_lengths(function: Callable) -> bool:
-    """Checks whether a function can be told the lengths of padded inputs."""
+def _parameters(function: Callable) -> tuple[tuple[str, ...], bool]:
+    """Lists the parameters of a function, and whether it may take others by keyword."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some built-in functions have none
-        return True
-    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in parameters)
+        return (), True
+    return tuple(parameters), any(x.kind is x.VAR_KEYWORD for x in parameters.values())

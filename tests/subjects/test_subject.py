@@ -783,9 +783,26 @@ def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
     subject = mh.wrap(_causal, foreign.params)
     call = functools.partial(_WITH_MASK[name], subject)
     wanted = call({"inputs": row[None], "attention_mask": np.array([[0.0] * 5])})
-    for given in (mask, np.where(mask, 0, -1e9).astype(np.float32)):
+    added = np.where(mask, 0, -1e9).astype(np.float32)
+    for given in (mask, added) if name == "statistics" else (mask,):
         found = call({"inputs": tokens, "attention_mask": given})
         np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["loss", "statistics"])
+def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
+    row = np.array([[3, 14, 5, 6, 11]])
+    padded = np.pad(row, [(0, 0), (0, 2)])
+    subject = mh.wrap(_causal, foreign.params)
+    alone = {"inputs": row, "attention_mask": np.ones_like(row)}
+    given = {"inputs": padded, "attention_mask": np.minimum(padded, 1)}
+    for x in (alone, given):
+        logits = _causal(foreign.params, x["inputs"], x["attention_mask"])
+        np.testing.assert_allclose(subject.logits(x), logits, 1e-4, 1e-5)
+    call = functools.partial(_WITH_MASK[name], subject)
+    np.testing.assert_allclose(call(given), call(alone), 1e-4, 1e-5)
+    examples = mh.wrap(_causal, foreign.params, examples=given).batches
+    assert not examples[0].weights[0, 4:].any() and examples[0].weights[0, :4].all()
 
 
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):

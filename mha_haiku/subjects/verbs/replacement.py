@@ -25,7 +25,7 @@ from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, conversion, results
+from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
