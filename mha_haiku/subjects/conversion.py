@@ -32,6 +32,7 @@ _no_answer = functools.partial(_refuse, "an answer must be the number of a token
 
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
+_NO_LABEL = -100  # in transformers, where no target counts
 _MOST_CHANNELS = 4
 _MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
 
@@ -51,6 +52,8 @@ class Codec(NamedTuple):
     start: int | None = None  # the token in front of what a decoder writes
     knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
+    padding: int | None = None  # the token that a decoder reads where no label counts
+    predicts_next: bool = True  # whether labels are those of the position before
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -150,6 +153,9 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
     if isinstance(given, tasks.Example):
         batch = given
     elif isinstance(given, Mapping):
+        config = subject.model.config
+        if config is not None:
+            codec = codec._replace(predicts_next=config.family == "causal")
         batch = _of_mapping(codec, given)
     elif codec.has_decoder:
         batch, is_one = _of_pair(codec, given)
@@ -162,13 +168,14 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
 def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Example]:
     """Makes batches of inputs, with the next tokens as targets if `targets`.
 
-    Batches of examples are not changed. Only models that know lengths get padding:
-    another function gets one text at a time if lengths differ.
+    Batches of examples are not changed, and labels stay targets. Only models that know
+    lengths get padding: another function gets one text at a time if lengths differ.
     """
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
         return [batch]
-    if targets and batch.decoder_inputs is None:
+    has_labels = isinstance(given, Mapping) and _has_labels(subject.codec, given)
+    if targets and batch.decoder_inputs is None and not has_labels:
         batch = _with_next_tokens(subject, batch)
     knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
     is_padded = batch.lengths is not None or batch.decoder_lengths is not None
@@ -319,18 +326,63 @@ def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
     """Makes a batch of a function's keywords.
 
     A mask of padding at the end becomes lengths, unless the function names the mask.
+    Labels become targets, whose loss the function itself should not compute; a decoder
+    reads them if its inputs are not given.
     """
     others = {name: np.asarray(x) for name, x in given.items()}
+    labels = others.pop("labels") if _has_labels(codec, given) else None
     name = next((name for name in codec.names if name in others), None)
     if name is None:
         names = " or ".join(codec.names)
         raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
     batch = example(others.pop(name), _lengths(codec, others, "attention_mask"))
     decoder_inputs = others.pop("decoder_input_ids", None)
+    if labels is not None:
+        batch = _with_labels(codec, batch, labels, reads=decoder_inputs is None)
     if decoder_inputs is not None:
-        lengths = _lengths(codec, others, "decoder_attention_mask")
-        batch = batch._replace(decoder_inputs=decoder_inputs, decoder_lengths=lengths)
+        batch = batch._replace(decoder_inputs=decoder_inputs)
+    mask = "decoder_attention_mask"
+    if mask in others and batch.decoder_inputs is not None:
+        batch = batch._replace(decoder_lengths=_lengths(codec, others, mask))
     return batch._replace(others=others)
+
+
+def _has_labels(codec: Codec, given: Mapping[str, Any]) -> bool:
+    """Checks whether a mapping has classes `[B, T]` or `[B]` that no input is."""
+    labels = np.asarray(given.get("labels"))
+    are_classes = labels.ndim in (1, 2) and np.issubdtype(labels.dtype, np.integer)
+    return are_classes and "labels" not in codec.parameters
+
+
+def _with_labels(
+    codec: Codec, batch: tasks.Example, labels: np.ndarray, *, reads: bool
+) -> tasks.Example:
+    """Makes labels the targets, and if `reads` what a decoder reads."""
+    counted = labels != _NO_LABEL
+    targets = np.where(counted, labels, 0).astype(np.int32)
+    if codec.has_decoder and reads and labels.ndim == 2:
+        if codec.start is None:
+            raise ValueError(
+                "inputs must have decoder_input_ids, got labels alone: the model's "
+                "config names no start token to put in front."
+            )
+        padding = codec.start if codec.padding is None else codec.padding
+        ends = None if counted.all() else _ends(counted)
+        read = np.where(counted, labels, padding).astype(np.int32)
+        batch = batch._replace(
+            decoder_inputs=_after_start(codec, read),
+            decoder_lengths=None if ends is None else np.maximum(ends, 1),
+        )
+    elif codec.predicts_next and not codec.has_decoder and labels.ndim == 2:
+        targets, counted = (np.roll(x, -1, 1) for x in (targets, counted))
+        counted[:, -1] = False
+    return batch._replace(targets=targets, weights=counted.astype(np.float32))
+
+
+def _after_start(codec: Codec, tokens: np.ndarray) -> np.ndarray:
+    """Makes what a decoder reads to write tokens `[B, T]`."""
+    starts = np.full_like(tokens[:, :1], codec.start)
+    return np.concatenate([starts, tokens[:, :-1]], 1)
 
 
 def _lengths(
@@ -367,14 +419,13 @@ def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
             "a target must be a text or tokens for each source, got shapes "
             f"{tokens.shape} for {source.inputs.shape}."
         )
-    starts = np.full_like(tokens[:, :1], codec.start)
     valid = np.ones(tokens.shape, np.float32)
     if lengths is not None:
         valid *= np.arange(tokens.shape[1]) < lengths[:, None]
     return source._replace(
         targets=tokens.astype(np.int32),
         weights=valid,
-        decoder_inputs=np.concatenate([starts, tokens[:, :-1]], 1),
+        decoder_inputs=_after_start(codec, tokens),
         decoder_lengths=lengths,
     ), is_one
 

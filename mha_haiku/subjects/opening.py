@@ -157,7 +157,9 @@ def wrap(
 
     A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
     Its inputs are its first argument, a mapping of its keywords or, for an
-    encoder-decoder of transformers, a pair of source and target.
+    encoder-decoder of transformers, a pair of source and target. `labels` in a mapping
+    are the targets as in transformers: -100 does not count, and where a model predicts
+    the next token, as a function is taken to do, they are those of the position before.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
@@ -194,8 +196,8 @@ def wrap(
             )
         module = torch_modules.convert(function)
         function, params = module.function, module.params
-        names, has_decoder, start = module[2:]
-        codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
+        read = {name: getattr(module, name) for name in module._fields[2:]}
+        codec = codec._replace(**read)
         name = name or module.name
     elif not is_function:
         raise TypeError(

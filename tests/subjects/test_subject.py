@@ -805,6 +805,21 @@ def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
     assert not examples[0].weights[0, 4:].any() and examples[0].weights[0, :4].all()
 
 
+def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
+    tokens = np.array([[3, 14, 5, 6]])
+    labels = np.array([[-100, -100, 5, 7]])
+    given = {"inputs": tokens, "labels": labels}
+    logs = jax.nn.log_softmax(_by_hand(foreign.params, tokens))[0]
+    wanted = -(logs[1, 5] + logs[2, 7]) / 2
+    np.testing.assert_allclose(_loss(foreign, given), wanted, 1e-4)
+    # Our own models say whether they predict the next token.
+    (batch,) = conversion.batches(bert, given, targets=True)
+    assert batch.targets.tolist() == [[0, 0, 5, 7]]
+    # A function that names them reads them.
+    taught = mh.wrap(lambda params, x, labels: labels[..., None] + 0.0, {})
+    np.testing.assert_array_equal(taught.logits(given)[..., 0], labels)
+
+
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
         foreign.circuit(answers=(3, 4), edges=3)
