@@ -44,6 +44,7 @@ class Codec(NamedTuple):
     decode: Callable[[Sequence[int]], str] = _no_decode
     label: Callable[[int], str] = str  # of one token
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
+    alone: Callable[[str], Any] = _no_answer  # without any special tokens
     tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
     end_token: int | None = None  # of a text
     # Of a wrapped model, the keywords of its inputs: the first one present counts.
@@ -61,12 +62,14 @@ def of_task(task: tasks.Task) -> Codec:
     if task.num_tokens is None:
         return Codec()
 
-    encoder = getattr(task, "encoder", None) or task
+    encoder, alone = getattr(task, "encoder", None) or task, task.prompt
+    if encoder is not task:
+        alone = functools.partial(tokenization.encoded, encoder)
 
     def decode(tokens: Sequence[int]) -> str:
         return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
 
-    return Codec(task.encode, decode, task.token_label, task.prompt)
+    return Codec(task.encode, decode, task.token_label, task.prompt, alone)
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
@@ -85,17 +88,22 @@ def of_tokenizer(tokenizer: Any) -> Codec:
                 f"{type(tokenizer).__name__}, which has no {name}."
             )
 
-    def encode(text: str) -> np.ndarray:
-        tokens = tokenizer.encode(text)
+    def encode(text: str, **options: bool) -> np.ndarray:
+        tokens = tokenizer.encode(text, **options)
         return np.asarray(getattr(tokens, "ids", tokens), np.int32)
+
+    def alone(text: str) -> np.ndarray:
+        try:
+            return encode(text, add_special_tokens=False)
+        except TypeError:  # it knows no such option
+            return encode(text)
 
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode([int(token) for token in tokens])
 
     end_token = getattr(tokenizer, "eos_token_id", None)
-    return Codec(
-        encode, decode, lambda token: decode([token]), encode, end_token=end_token
-    )
+    label = lambda token: decode([token])  # noqa: E731
+    return Codec(encode, decode, label, encode, alone, end_token=end_token)
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -111,7 +119,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
         text = tokenizer.decode(tokens)
         return _without_added_space(text, tokens, tokenizer.encode)
 
-    return Codec(encode, decode, tokenizer.label, prompt, tokenizer)
+    alone = functools.partial(tokenization.encoded, tokenizer)
+    return Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
 
 
 def _without_added_space(
@@ -479,7 +488,7 @@ def one_token(codec: Codec, token: Any) -> int:
     """Reads a token from its number or from a text of one token."""
     if not isinstance(token, str):
         return checks.non_negative_integer("an answer", token)
-    tokens = np.asarray(codec.prompt(token)).tolist()
+    tokens = np.asarray(codec.alone(token)).tolist()
     if len(tokens) != 1:
         raise ValueError(
             f"an answer must be a text of one token, got {token!r}, which has "

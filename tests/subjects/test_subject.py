@@ -820,6 +820,32 @@ def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
     np.testing.assert_array_equal(taught.logits(given)[..., 0], labels)
 
 
+class _Marked(_Letters):
+    """Puts a start token before a text, and knows no option to leave it out."""
+
+    def encode(self, text):
+        return [25, *super().encode(text)]
+
+
+def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
+    whole = pretrained.words()
+    ours = tokenization.Pretrained(whole.to_str())
+    cat = whole.token_to_id("cat")
+    for codec in (*map(conversion.of_tokenizer, (whole, ours)), bert.codec):
+        assert codec.prompt("cat").tolist()[:2] == [2, cat]
+        assert conversion.one_token(codec, "cat") == cat
+        with pytest.raises(ValueError, match=r"which has 2: \['cat', '\w+'\]"):
+            conversion.one_token(codec, "cat dog")
+    codec = conversion.of_tokenizer(_Letters())
+    assert conversion.one_token(codec, "c") == 2
+    with pytest.raises(ValueError, match="which has 2"):
+        conversion.one_token(conversion.of_tokenizer(_Marked()), "c")
+    subject = mh.wrap(_by_hand, foreign.params, whole)
+    texts = "the cat sat", "the dog sat"
+    found = [subject.patch(*texts, answers=x).mean for x in (("cat", "dog"), (7, 8))]
+    np.testing.assert_array_equal(*found)
+
+
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
         foreign.circuit(answers=(3, 4), edges=3)
