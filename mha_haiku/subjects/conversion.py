@@ -174,10 +174,13 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
     return batch, is_one
 
 
-def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Example]:
+def batches(
+    subject: "Subject", given: Any, *, targets: bool, required: bool = True
+) -> list[tasks.Example]:
     """Makes batches of inputs, with the next tokens as targets if `targets`.
 
-    Batches of examples are not changed, and labels stay targets. Only models that know
+    Without `required`, inputs that have no next tokens stay without targets. Batches of
+    examples are not changed, and labels stay targets. Only models that know
     lengths get padding: another function gets one text at a time if lengths differ.
     """
     batch, _ = batch_of(subject, given)
@@ -185,7 +188,11 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
         return [batch]
     has_labels = isinstance(given, Mapping) and _has_labels(subject.codec, given)
     if targets and batch.decoder_inputs is None and not has_labels:
-        batch = _with_next_tokens(subject, batch)
+        try:
+            batch = _with_next_tokens(subject, batch)
+        except ValueError:
+            if required:
+                raise
     knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
     is_padded = batch.lengths is not None or batch.decoder_lengths is not None
     if knows_lengths or not is_padded:

@@ -13,7 +13,7 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import conversion, imported_runs, observers
+from mha_haiku.subjects import computing, conversion, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
@@ -248,10 +248,10 @@ def wrap(
 
 def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     """Makes batches of examples of inputs; tokens have the next ones as targets."""
-    batches = conversion.batches(subject, given, targets=False)
-    first = batches[0].inputs
+    first = conversion.batches(subject, given, targets=False)[0].inputs
     are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    return conversion.batches(subject, given, targets=are_tokens)
+    required = are_tokens and computing.is_of_loss(subject)
+    return conversion.batches(subject, given, targets=are_tokens, required=required)
 
 
 def _parameters(function: Callable) -> tuple[tuple[str, ...], bool]:

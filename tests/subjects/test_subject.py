@@ -846,6 +846,27 @@ def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
     np.testing.assert_array_equal(*found)
 
 
+def test_only_the_loss_needs_next_tokens(foreign):
+    def metric(logits, _):
+        return logits[..., 0].mean(1)
+
+    inputs = np.array([[3], [4]])
+    subject = mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+    found, given = (subject.importance("ablation", x)["ablation"] for x in (2, inputs))
+    np.testing.assert_array_equal(found.per_example, given.per_example)
+    for metric in (None, heads.metrics.loss):
+        with pytest.raises(ValueError, match="at least two tokens, to predict"):
+            mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+    # Another metric may read them.
+    rows = np.array([[3, 4, 5]])
+    mistakes = heads.metrics.mistakes()
+    subject = mh.wrap(_by_hand, foreign.params, metric=mistakes, examples=rows)
+    answers = _by_hand(foreign.params, rows)[0, :2].argmax(-1)
+    for x in (1, rows):
+        wanted = (answers != rows[0, 1:]).mean()
+        np.testing.assert_allclose(_loss(subject, x), wanted)
+
+
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
         foreign.circuit(answers=(3, 4), edges=3)
