@@ -52,6 +52,8 @@ class TorchModule(NamedTuple):
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
+    padding: int | None  # the token that a decoder reads where no label counts
+    predicts_next: bool  # whether labels are those of the position before
 
     @property
     def name(self) -> str:
@@ -137,14 +139,30 @@ def convert(module: Any) -> TorchModule:
     of_model, of_text = (
         getattr(module, f"{x}config", None) for x in ("", "generation_")
     )
-    start = "decoder_start_token_id"
+    start, padding = "decoder_start_token_id", "pad_token_id"
     return TorchModule(
         forward,
         params,
         (main, _FEATURES) if main == _TOKENS else (main,),
         getattr(of_model, "is_encoder_decoder", False) is True,
         getattr(of_model, start, getattr(of_text, start, None)),
+        getattr(of_model, padding, getattr(of_text, padding, None)),
+        _predicts_next(module),
     )
+
+
+def _predicts_next(module: Any) -> bool:
+    """Checks whether a module without a separate encoder predicts the next token.
+
+    Transformers names the loss of its models after their classes; the loss of a class
+    with no known name is that of causal models, but in models for pretraining. Decoders
+    cut from an encoder-decoder have labels that are shifted already. Other modules are
+    taken to predict the next token, as functions are.
+    """
+    kind, of_model = getattr(module, "loss_type", None), getattr(module, "config", None)
+    is_cut = getattr(type(of_model), "is_encoder_decoder", False) is True
+    is_next = kind in (None, "ForCausalLM", "ForConditionalGeneration")
+    return is_next and not is_cut and not type(module).__name__.endswith("PreTraining")
 
 
 def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:

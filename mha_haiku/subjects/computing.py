@@ -190,11 +190,12 @@ def batches_given(
 
     `examples` are inputs, such as texts, or a number: of the task's held-out examples,
     or of a wrapped function's examples, which are taken in order, or all if there are
-    fewer. With `targets`, inputs get the next tokens as targets, which the loss needs.
+    fewer. With `targets`, inputs get the next tokens as targets, which the loss needs;
+    another metric may read them where there are any.
     """
     if not isinstance(examples, numbers.Number):
-        is_of_loss = subject.metric in (None, heads.metrics.loss)
-        return conversion.batches(subject, examples, targets=targets and is_of_loss)
+        options = {"targets": targets, "required": is_of_loss(subject)}
+        return conversion.batches(subject, examples, **options)
     with checks.user_mistakes():
         count = checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     if subject.batches:
@@ -203,6 +204,11 @@ def batches_given(
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)
     return None
+
+
+def is_of_loss(subject: Subject) -> bool:
+    """Checks whether the metric is the loss, which needs targets."""
+    return subject.metric in (None, heads.metrics.loss)
 
 
 def measured(

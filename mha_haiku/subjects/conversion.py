@@ -32,6 +32,7 @@ _no_answer = functools.partial(_refuse, "an answer must be the number of a token
 
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
+_NO_LABEL = -100  # in transformers, where no target counts
 _MOST_CHANNELS = 4
 _MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
 
@@ -43,6 +44,7 @@ class Codec(NamedTuple):
     decode: Callable[[Sequence[int]], str] = _no_decode
     label: Callable[[int], str] = str  # of one token
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
+    alone: Callable[[str], Any] = _no_answer  # without any special tokens
     tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
     end_token: int | None = None  # of a text
     # Of a wrapped model, the keywords of its inputs: the first one present counts.
@@ -50,6 +52,9 @@ class Codec(NamedTuple):
     has_decoder: bool = False
     start: int | None = None  # the token in front of what a decoder writes
     knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
+    parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
+    padding: int | None = None  # the token that a decoder reads where no label counts
+    predicts_next: bool = True  # whether labels are those of the position before
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -57,12 +62,14 @@ def of_task(task: tasks.Task) -> Codec:
     if task.num_tokens is None:
         return Codec()
 
-    encoder = getattr(task, "encoder", None) or task
+    encoder, alone = getattr(task, "encoder", None) or task, task.prompt
+    if encoder is not task:
+        alone = functools.partial(tokenization.encoded, encoder)
 
     def decode(tokens: Sequence[int]) -> str:
         return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
 
-    return Codec(task.encode, decode, task.token_label, task.prompt)
+    return Codec(task.encode, decode, task.token_label, task.prompt, alone)
 
 
 def of_tokenizer(tokenizer: Any) -> Codec:
@@ -81,17 +88,22 @@ def of_tokenizer(tokenizer: Any) -> Codec:
                 f"{type(tokenizer).__name__}, which has no {name}."
             )
 
-    def encode(text: str) -> np.ndarray:
-        tokens = tokenizer.encode(text)
+    def encode(text: str, **options: bool) -> np.ndarray:
+        tokens = tokenizer.encode(text, **options)
         return np.asarray(getattr(tokens, "ids", tokens), np.int32)
+
+    def alone(text: str) -> np.ndarray:
+        try:
+            return encode(text, add_special_tokens=False)
+        except TypeError:  # it knows no such option
+            return encode(text)
 
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode([int(token) for token in tokens])
 
     end_token = getattr(tokenizer, "eos_token_id", None)
-    return Codec(
-        encode, decode, lambda token: decode([token]), encode, end_token=end_token
-    )
+    label = lambda token: decode([token])  # noqa: E731
+    return Codec(encode, decode, label, encode, alone, end_token=end_token)
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -107,7 +119,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
         text = tokenizer.decode(tokens)
         return _without_added_space(text, tokens, tokenizer.encode)
 
-    return Codec(encode, decode, tokenizer.label, prompt, tokenizer)
+    alone = functools.partial(tokenization.encoded, tokenizer)
+    return Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
 
 
 def _without_added_space(
@@ -149,6 +162,9 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
     if isinstance(given, tasks.Example):
         batch = given
     elif isinstance(given, Mapping):
+        config = subject.model.config
+        if config is not None:
+            codec = codec._replace(predicts_next=config.family == "causal")
         batch = _of_mapping(codec, given)
     elif codec.has_decoder:
         batch, is_one = _of_pair(codec, given)
@@ -158,17 +174,25 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
     return batch, is_one
 
 
-def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Example]:
+def batches(
+    subject: "Subject", given: Any, *, targets: bool, required: bool = True
+) -> list[tasks.Example]:
     """Makes batches of inputs, with the next tokens as targets if `targets`.
 
-    Batches of examples are not changed. Only models that know lengths get padding:
-    another function gets one text at a time if lengths differ.
+    Without `required`, inputs that have no next tokens stay without targets. Batches of
+    examples are not changed, and labels stay targets. Only models that know
+    lengths get padding: another function gets one text at a time if lengths differ.
     """
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
         return [batch]
-    if targets and batch.decoder_inputs is None:
-        batch = _with_next_tokens(subject, batch)
+    has_labels = isinstance(given, Mapping) and _has_labels(subject.codec, given)
+    if targets and batch.decoder_inputs is None and not has_labels:
+        try:
+            batch = _with_next_tokens(subject, batch)
+        except ValueError:
+            if required:
+                raise
     knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
     is_padded = batch.lengths is not None or batch.decoder_lengths is not None
     if knows_lengths or not is_padded:
@@ -179,7 +203,8 @@ def batches(subject: "Subject", given: Any, *, targets: bool) -> list[tasks.Exam
 def _alone(batch: tasks.Example, i: int) -> tasks.Example:
     """Makes a batch of one example of a batch, without its padding."""
     count, size = np.shape(batch.inputs)[:2]
-    of_inputs = {size: lengths(batch)[i]}  # where axes of this size end
+    end = size if batch.lengths is None else int(batch.lengths[i])
+    of_inputs = {size: end}  # where axes of this size end
     of_targets = of_inputs
     if batch.decoder_inputs is not None:
         longest = np.shape(batch.decoder_inputs)[1]
@@ -204,7 +229,7 @@ def _alone(batch: tasks.Example, i: int) -> tasks.Example:
 
 
 def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:
-    tokens, ends = np.asarray(batch.inputs), lengths(batch)
+    tokens = np.asarray(batch.inputs)
     config = subject.model.config
     are_tokens = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer)
     if not are_tokens or (config is not None and config.family != "causal"):
@@ -212,9 +237,10 @@ def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example
             f"examples must be a batch of examples, with targets: {subject.name!r} "
             "does not predict the next token."
         )
-    if min(ends) < 2:
+    valid = np.asarray(running.valid(tokens.shape[1], batch, ""))
+    weights = valid & np.pad(valid, [(0, 0), (0, 1)])[:, 1:]
+    if not weights.any(1).all():
         raise ValueError("examples must have at least two tokens, to predict the next.")
-    weights = np.arange(tokens.shape[1]) < np.array(ends)[:, None] - 1
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
 
@@ -313,30 +339,86 @@ def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
 
 
 def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
-    """Makes a batch of a function's keywords, with lengths if it knows them."""
+    """Makes a batch of a function's keywords.
+
+    A mask of padding at the end becomes lengths, unless the function names the mask.
+    Labels become targets, whose loss the function itself should not compute; a decoder
+    reads them if its inputs are not given.
+    """
     others = {name: np.asarray(x) for name, x in given.items()}
+    labels = others.pop("labels") if _has_labels(codec, given) else None
     name = next((name for name in codec.names if name in others), None)
     if name is None:
         names = " or ".join(codec.names)
         raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
-    batch = example(others.pop(name), _lengths(others, "attention_mask"))
+    batch = example(others.pop(name), _lengths(codec, others, "attention_mask"))
     decoder_inputs = others.pop("decoder_input_ids", None)
+    if labels is not None:
+        batch = _with_labels(codec, batch, labels, reads=decoder_inputs is None)
     if decoder_inputs is not None:
-        lengths = _lengths(others, "decoder_attention_mask")
-        batch = batch._replace(decoder_inputs=decoder_inputs, decoder_lengths=lengths)
+        batch = batch._replace(decoder_inputs=decoder_inputs)
+    mask = "decoder_attention_mask"
+    if mask in others and batch.decoder_inputs is not None:
+        batch = batch._replace(decoder_lengths=_lengths(codec, others, mask))
     return batch._replace(others=others)
 
 
-def _lengths(others: dict[str, np.ndarray], name: str) -> np.ndarray | None:
+def _has_labels(codec: Codec, given: Mapping[str, Any]) -> bool:
+    """Checks whether a mapping has classes `[B, T]` or `[B]` that no input is."""
+    labels = np.asarray(given.get("labels"))
+    are_classes = labels.ndim in (1, 2) and np.issubdtype(labels.dtype, np.integer)
+    return are_classes and "labels" not in codec.parameters
+
+
+def _with_labels(
+    codec: Codec, batch: tasks.Example, labels: np.ndarray, *, reads: bool
+) -> tasks.Example:
+    """Makes labels the targets, and if `reads` what a decoder reads."""
+    counted = labels != _NO_LABEL
+    targets = np.where(counted, labels, 0).astype(np.int32)
+    if codec.has_decoder and reads and labels.ndim == 2:
+        if codec.start is None:
+            raise ValueError(
+                "inputs must have decoder_input_ids, got labels alone: the model's "
+                "config names no start token to put in front."
+            )
+        padding = codec.start if codec.padding is None else codec.padding
+        ends = None if counted.all() else _ends(counted)
+        read = np.where(counted, labels, padding).astype(np.int32)
+        batch = batch._replace(
+            decoder_inputs=_after_start(codec, read),
+            decoder_lengths=None if ends is None else np.maximum(ends, 1),
+        )
+    elif codec.predicts_next and not codec.has_decoder and labels.ndim == 2:
+        targets, counted = (np.roll(x, -1, 1) for x in (targets, counted))
+        counted[:, -1] = False
+    return batch._replace(targets=targets, weights=counted.astype(np.float32))
+
+
+def _after_start(codec: Codec, tokens: np.ndarray) -> np.ndarray:
+    """Makes what a decoder reads to write tokens `[B, T]`."""
+    starts = np.full_like(tokens[:, :1], codec.start)
+    return np.concatenate([starts, tokens[:, :-1]], 1)
+
+
+def _lengths(
+    codec: Codec, others: dict[str, np.ndarray], name: str
+) -> np.ndarray | None:
     """Takes a mask of padding at the end out of a mapping, and returns lengths."""
     mask = others.get(name)
-    if mask is None or mask.ndim != 2:
+    if mask is None or mask.ndim != 2 or name in codec.parameters:
         return None
-    lengths = np.asarray(mask != 0).sum(1, dtype=np.int32)
-    if not np.array_equal(mask != 0, np.arange(mask.shape[1]) < lengths[:, None]):
-        return None
-    del others[name]
+    lengths = _ends(mask != 0)
+    if lengths is not None:
+        del others[name]
     return lengths
+
+
+def _ends(valid: np.ndarray) -> np.ndarray | None:
+    """Returns lengths `[B]` if only the ends of rows `[B, T]` are not valid."""
+    lengths = valid.sum(1, dtype=np.int32)
+    is_padding = np.array_equal(valid, np.arange(valid.shape[1]) < lengths[:, None])
+    return lengths if is_padding else None
 
 
 def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
@@ -353,14 +435,13 @@ def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
             "a target must be a text or tokens for each source, got shapes "
             f"{tokens.shape} for {source.inputs.shape}."
         )
-    starts = np.full_like(tokens[:, :1], codec.start)
     valid = np.ones(tokens.shape, np.float32)
     if lengths is not None:
         valid *= np.arange(tokens.shape[1]) < lengths[:, None]
     return source._replace(
         targets=tokens.astype(np.int32),
         weights=valid,
-        decoder_inputs=np.concatenate([starts, tokens[:, :-1]], 1),
+        decoder_inputs=_after_start(codec, tokens),
         decoder_lengths=lengths,
     ), is_one
 
@@ -406,15 +487,15 @@ def lengths(batch: tasks.Example) -> list[int]:
     """Lists the number of valid inputs of each example."""
     if batch.lengths is not None:
         return np.asarray(batch.lengths).tolist()
-    count, longest = np.shape(batch.inputs)[:2]
-    return [longest] * count
+    size = np.shape(batch.inputs)[1]
+    return np.asarray(running.valid(size, batch, "")).sum(1).tolist()
 
 
 def one_token(codec: Codec, token: Any) -> int:
     """Reads a token from its number or from a text of one token."""
     if not isinstance(token, str):
         return checks.non_negative_integer("an answer", token)
-    tokens = np.asarray(codec.prompt(token)).tolist()
+    tokens = np.asarray(codec.alone(token)).tolist()
     if len(tokens) != 1:
         raise ValueError(
             f"an answer must be a text of one token, got {token!r}, which has "

@@ -13,7 +13,7 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import conversion, imported_runs, observers
+from mha_haiku.subjects import computing, conversion, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
@@ -157,7 +157,9 @@ def wrap(
 
     A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
     Its inputs are its first argument, a mapping of its keywords or, for an
-    encoder-decoder of transformers, a pair of source and target.
+    encoder-decoder of transformers, a pair of source and target. `labels` in a mapping
+    are the targets as in transformers: -100 does not count, and where a model predicts
+    the next token, as a function is taken to do, they are those of the position before.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
@@ -194,16 +196,17 @@ def wrap(
             )
         module = torch_modules.convert(function)
         function, params = module.function, module.params
-        names, has_decoder, start = module[2:]
-        codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
+        read = {name: getattr(module, name) for name in module._fields[2:]}
+        codec = codec._replace(**read)
         name = name or module.name
     elif not is_function:
         raise TypeError(
             "function must be a function from parameters and inputs to logits, or a "
             f"torch.nn.Module, got {type(function).__name__}."
         )
-    takes_lengths = _takes_lengths(function)
-    codec = codec._replace(knows_lengths=takes_lengths)
+    parameters, has_others = _parameters(function)
+    takes_lengths = has_others or "lengths" in parameters
+    codec = codec._replace(knows_lengths=takes_lengths, parameters=parameters)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
@@ -245,16 +248,16 @@ def wrap(
 
 def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     """Makes batches of examples of inputs; tokens have the next ones as targets."""
-    batches = conversion.batches(subject, given, targets=False)
-    first = batches[0].inputs
+    first = conversion.batches(subject, given, targets=False)[0].inputs
     are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    return conversion.batches(subject, given, targets=are_tokens)
+    required = are_tokens and computing.is_of_loss(subject)
+    return conversion.batches(subject, given, targets=are_tokens, required=required)
 
 
-def _takes_lengths(function: Callable) -> bool:
-    """Checks whether a function can be told the lengths of padded inputs."""
+def _parameters(function: Callable) -> tuple[tuple[str, ...], bool]:
+    """Lists the parameters of a function, and whether it may take others by keyword."""
     try:
-        parameters = inspect.signature(function).parameters.values()
+        parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):  # some built-in functions have none
-        return True
-    return any(x.name == "lengths" or x.kind is x.VAR_KEYWORD for x in parameters)
+        return (), True
+    return tuple(parameters), any(x.kind is x.VAR_KEYWORD for x in parameters.values())

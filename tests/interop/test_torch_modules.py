@@ -240,6 +240,45 @@ def test_pair_of_texts_is_a_source_and_what_a_decoder_writes(translating):
             translating.logits(wrong)
 
 
+@pytest.mark.parametrize("name", ["t5", "bert", "gpt2"])
+def test_loss_of_labels_is_that_of_torch(name):
+    model, none = torch_families.make(CASES[name]), -100
+    tokens = CASES[name].inputs()["input_ids"]
+    count = 5 if name == "t5" else S
+    labels = np.random.default_rng(1).integers(3, 31, (B, count))
+    labels[0, :2], labels[1, 3:] = none, none
+    given = {"input_ids": tokens, "labels": labels}
+    wanted = []
+    for i in range(B):
+        row = {name: torch.as_tensor(x[i : i + 1]) for name, x in given.items()}
+        wanted.append(model(**row).loss.item())
+    subject = mh.wrap(model, examples=given)
+    assert not subject.batches[0].others
+    for examples in (B, given):
+        measured = subject.measured(examples)
+        (batch,) = measured.batches
+        close(measured.metric(subject.logits(batch), batch), wanted)
+    with pytest.raises(ValueError, match="has examples without targets"):
+        subject.measured(given | {"labels": np.full_like(labels, none)})
+
+
+def test_labels_of_whole_texts_and_of_decoders_that_were_cut_out_are_not_shifted():
+    config = dict(vocab_size=31, d_model=8, decoder_layers=1, decoder_ffn_dim=8)
+    config = transformers.BartConfig(**config, decoder_attention_heads=2)
+    decoder = transformers.BartForCausalLM(config)
+    case = CASES["bert"]
+    config = transformers.BertConfig(**case.sizes, num_labels=3)
+    classifier = transformers.BertForSequenceClassification(config)
+    tokens = case.inputs()["input_ids"][:1]
+    for model, labels in ((decoder, tokens[:, ::-1].copy()), (classifier, [2])):
+        given = {"input_ids": tokens, "labels": np.array(labels)}
+        subject = mh.wrap(model.eval(), examples=given)
+        measured = subject.measured(1)
+        (batch,) = measured.batches
+        _, wanted = by_torch(model, given)
+        close(measured.metric(subject.logits(batch), batch), [wanted.loss.item()])
+
+
 def test_encoder_decoder_and_cross_attention_are_kinds(translating):
     found = translating.maps(("abc", "de"))
     shapes = [x.shape[-2:] for x in found]

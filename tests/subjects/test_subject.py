@@ -734,6 +734,139 @@ def test_a_function_gets_all_keywords_of_a_mapping(foreign):
         np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
 
 
+def _causal(params, tokens, attention_mask):
+    """The layer by hand where queries see earlier keys of a mask, without positions."""
+    x, size = params["table"][tokens], tokens.shape[1]
+    query, key, value = (jnp.einsum("btd,dhk->bthk", x, params[n]) for n in "qkv")
+    scores = jnp.einsum("bthk,bshk->bhts", query, key)
+    scores = jnp.where(jnp.tri(size, dtype=bool), scores, -1e9)
+    if jnp.issubdtype(attention_mask.dtype, jnp.floating):
+        scores += attention_mask[:, None, None]
+    else:
+        scores = jnp.where(attention_mask[:, None, None] > 0, scores, -1e9)
+    heads = jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
+    return (x + heads.reshape(x.shape)) @ params["table"].T
+
+
+def _loss(subject, given):
+    measured = subject.measured(given)
+    (batch,) = measured.batches
+    return measured.metric(subject.logits(batch), batch).mean()
+
+
+def _numbers(found, names):
+    return [found.numbers[name].mean for name in names]
+
+
+_WITH_MASK = _PER_EXAMPLE | {
+    "statistics": lambda x, given: _numbers(
+        x.statistics(given), ["entropy", "own_position", "previous_position"]
+    ),
+    "anti_diagonal": lambda x, given: x.roles(given)["anti_diagonal"].mean,
+    "loss": _loss,
+    "ablation": lambda x, given: x.importance("ablation", given)["ablation"].mean,
+    "mean": lambda x, given: (
+        x.importance("ablation", given, ablation_value="mean")["ablation"].mean
+    ),
+    "strongest": lambda x, given: x.strongest(0, 1, given).weights.mean(),
+    "patch": lambda x, given: (
+        x.patch(given, given | {"inputs": given["inputs"] // 2}, answers=(3, 4)).mean
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _WITH_MASK)
+def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
+    row, zeros = np.array([3, 14, 5, 6, 11]), np.zeros(3, int)
+    tokens = np.stack([[*row, *zeros], [*zeros, *row]])
+    mask = np.stack([[*(row > 0), *zeros], [*zeros, *(row > 0)]])
+    subject = mh.wrap(_causal, foreign.params)
+    call = functools.partial(_WITH_MASK[name], subject)
+    wanted = call({"inputs": row[None], "attention_mask": np.array([[0.0] * 5])})
+    added = np.where(mask, 0, -1e9).astype(np.float32)
+    for given in (mask, added) if name == "statistics" else (mask,):
+        found = call({"inputs": tokens, "attention_mask": given})
+        np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
+
+
+@pytest.mark.parametrize("name", ["loss", "statistics"])
+def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
+    row = np.array([[3, 14, 5, 6, 11]])
+    padded = np.pad(row, [(0, 0), (0, 2)])
+    subject = mh.wrap(_causal, foreign.params)
+    alone = {"inputs": row, "attention_mask": np.ones_like(row)}
+    given = {"inputs": padded, "attention_mask": np.minimum(padded, 1)}
+    for x in (alone, given):
+        logits = _causal(foreign.params, x["inputs"], x["attention_mask"])
+        np.testing.assert_allclose(subject.logits(x), logits, 1e-4, 1e-5)
+    call = functools.partial(_WITH_MASK[name], subject)
+    np.testing.assert_allclose(call(given), call(alone), 1e-4, 1e-5)
+    examples = mh.wrap(_causal, foreign.params, examples=given).batches
+    assert not examples[0].weights[0, 4:].any() and examples[0].weights[0, :4].all()
+
+
+def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
+    tokens = np.array([[3, 14, 5, 6]])
+    labels = np.array([[-100, -100, 5, 7]])
+    given = {"inputs": tokens, "labels": labels}
+    logs = jax.nn.log_softmax(_by_hand(foreign.params, tokens))[0]
+    wanted = -(logs[1, 5] + logs[2, 7]) / 2
+    np.testing.assert_allclose(_loss(foreign, given), wanted, 1e-4)
+    # Our own models say whether they predict the next token.
+    (batch,) = conversion.batches(bert, given, targets=True)
+    assert batch.targets.tolist() == [[0, 0, 5, 7]]
+    # A function that names them reads them.
+    taught = mh.wrap(lambda params, x, labels: labels[..., None] + 0.0, {})
+    np.testing.assert_array_equal(taught.logits(given)[..., 0], labels)
+
+
+class _Marked(_Letters):
+    """Puts a start token before a text, and knows no option to leave it out."""
+
+    def encode(self, text):
+        return [25, *super().encode(text)]
+
+
+def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
+    whole = pretrained.words()
+    ours = tokenization.Pretrained(whole.to_str())
+    cat = whole.token_to_id("cat")
+    for codec in (*map(conversion.of_tokenizer, (whole, ours)), bert.codec):
+        assert codec.prompt("cat").tolist()[:2] == [2, cat]
+        assert conversion.one_token(codec, "cat") == cat
+        with pytest.raises(ValueError, match=r"which has 2: \['cat', '\w+'\]"):
+            conversion.one_token(codec, "cat dog")
+    codec = conversion.of_tokenizer(_Letters())
+    assert conversion.one_token(codec, "c") == 2
+    with pytest.raises(ValueError, match="which has 2"):
+        conversion.one_token(conversion.of_tokenizer(_Marked()), "c")
+    subject = mh.wrap(_by_hand, foreign.params, whole)
+    texts = "the cat sat", "the dog sat"
+    found = [subject.patch(*texts, answers=x).mean for x in (("cat", "dog"), (7, 8))]
+    np.testing.assert_array_equal(*found)
+
+
+def test_only_the_loss_needs_next_tokens(foreign):
+    def metric(logits, _):
+        return logits[..., 0].mean(1)
+
+    inputs = np.array([[3], [4]])
+    subject = mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+    found, given = (subject.importance("ablation", x)["ablation"] for x in (2, inputs))
+    np.testing.assert_array_equal(found.per_example, given.per_example)
+    for metric in (None, heads.metrics.loss):
+        with pytest.raises(ValueError, match="at least two tokens, to predict"):
+            mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+    # Another metric may read them.
+    rows = np.array([[3, 4, 5]])
+    mistakes = heads.metrics.mistakes()
+    subject = mh.wrap(_by_hand, foreign.params, metric=mistakes, examples=rows)
+    answers = _by_hand(foreign.params, rows)[0, :2].argmax(-1)
+    for x in (1, rows):
+        wanted = (answers != rows[0, 1:]).mean()
+        np.testing.assert_allclose(_loss(subject, x), wanted)
+
+
 def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     with pytest.raises(ValueError, match=r"answers must be None without texts, got \("):
         foreign.circuit(answers=(3, 4), edges=3)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.lab.heads import running
 from mha_haiku.lab.heads.running import Metric
 from mha_haiku.training import losses, tasks
 
@@ -77,13 +78,10 @@ def at_last(logits: Array, example: tasks.Example) -> Array:
     """Takes the logits `[B, C]` of each example's last valid position."""
     if logits.ndim == 2:
         return logits
-    lengths = example.lengths
-    if example.decoder_inputs is not None:
-        lengths = example.decoder_lengths
-    if lengths is None:
-        return logits[:, -1]
-    last = jnp.asarray(lengths)[:, None, None] - 1
-    return jnp.take_along_axis(logits, last, axis=1)[:, 0]
+    # Of a decoder, if there is one.
+    valid = running.valid(logits.shape[1], example, "decoder")
+    last = logits.shape[1] - 1 - jnp.argmax(valid[:, ::-1], 1)
+    return jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
 
 
 def _unit(vectors: Any) -> Array:

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, checks, masks, models, sites
+from mha_haiku.core import attention, checks, masks, models, sites, tiles
 from mha_haiku.core.modules import anatomy
 from mha_haiku.training import tasks
 
@@ -264,18 +264,57 @@ def separators_at(
 
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
-    """Returns the numbers `[B]` of valid keys of maps of a kind; None if all are."""
-    if kind == "decoder" and example.decoder_inputs is not None:
-        return example.decoder_lengths
-    return example.lengths
+    """Returns the ends `[B]` of the valid keys of maps of a kind; None if all are.
+
+    They are the numbers of keys. Where a mask hides others at the beginning, the ends
+    are as far behind the last valid key as the first one is behind position 0, so that
+    the map's anti-diagonal is where positions have the sum end - 1.
+    """
+    side = "decoder_" if kind == "decoder" and _has_decoder(example) else ""
+    mask, lengths = _mask(example, side), getattr(example, f"{side}lengths")
+    if mask is None:
+        return lengths
+    seen = _counted(mask.shape[1], example, side)
+    return mask.shape[1] + jnp.argmax(seen, 1) - jnp.argmax(seen[:, ::-1], 1)
 
 
 def valid(size: int, example: tasks.Example, kind: str) -> Array:
-    """Marks which of `size` queries of maps of a kind are valid, `[B, T]`."""
-    _, lengths = queries(example, kind)
-    if lengths is None:
-        return jnp.ones((len(example.inputs), size), bool)
-    return jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+    """Marks which of `size` queries of maps of a kind are valid, `[B, T]`.
+
+    Lengths say so, and the masks of a wrapped function's inputs, `attention_mask` and
+    `decoder_attention_mask` `[B, T]`.
+    """
+    return _counted(size, example, _side(example, kind))
+
+
+def _has_decoder(example: tasks.Example) -> bool:
+    return example.decoder_inputs is not None
+
+
+def _side(example: tasks.Example, kind: str) -> str:
+    """Returns what the names of arrays at the queries of a kind begin with."""
+    of_decoder = kind in ("decoder", "cross") and _has_decoder(example)
+    return "decoder_" if of_decoder else ""
+
+
+def _mask(example: tasks.Example, side: str) -> Array | np.ndarray | None:
+    """Returns the mask of the inputs of a side, None if there is none."""
+    inputs = getattr(example, f"{side}inputs")
+    mask = (example.others or {}).get(f"{side}attention_mask")
+    return mask if np.shape(mask) == np.shape(inputs)[:2] else None
+
+
+def _counted(size: int, example: tasks.Example, side: str) -> Array:
+    """Marks which of `size` inputs of a side count, `[B, size]`."""
+    counted = jnp.ones((len(example.inputs), size), bool)
+    lengths, mask = getattr(example, f"{side}lengths"), _mask(example, side)
+    if lengths is not None:
+        counted &= jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+    if mask is not None and mask.shape[1] == size:
+        seen = jnp.asarray(mask) > 0
+        # Without a positive number it is added to scores, and 0 means seen.
+        counted &= jnp.where(seen.any(), seen, jnp.asarray(mask) == 0)
+    return counted
 
 
 def without_padding(
@@ -292,8 +331,12 @@ def without_padding(
     """
     inputs, _ = queries(example, kind)
     *batch, _, num_queries, num_keys = attention_map.shape
-    is_known = kind or example.decoder_inputs is None
-    is_padded = example.lengths is not None or example.decoder_lengths is not None
+    is_known = kind or not _has_decoder(example)
+    is_padded = any(
+        _mask(example, side) is not None
+        or getattr(example, f"{side}lengths") is not None
+        for side in ("", *(["decoder_"] if _has_decoder(example) else []))
+    )
     has_rows = (*batch, num_queries) == inputs.shape[:2]
     if model.config is not None or not (is_known and is_padded and has_rows):
         return attention_map
@@ -304,18 +347,34 @@ def without_padding(
         query=jnp.where(is_valid[..., None, None], attention_map.query, 0),
         log_sum=attention_map.log_sum._replace(logsumexp=logs),
     )
-    stop = jnp.full(len(inputs), num_keys)
-    keys = example.inputs if kind == "cross" else inputs
-    lengths = key_lengths(example, kind)
-    if lengths is not None and keys.shape[1] == num_keys:
-        lengths = jnp.asarray(lengths)
-        is_padding = jnp.arange(num_keys)[None] >= lengths[:, None]
-        on_padding = attention_map.apply(1.0 * is_padding[..., None, None])
-        stop = jnp.where((on_padding == 0).all((1, 2, 3)), lengths, stop)
-    weighting, origin = attention_map.weighting, attention_map.weighting.origin
-    mask = masks.padding(origin.key + stop, origin.query + is_valid.sum(1))
-    mask = weighting.mask & mask.aligned(len(batch))
+    is_key = jnp.ones((len(inputs), num_keys), bool)
+    if (example.inputs if kind == "cross" else inputs).shape[1] == num_keys:
+        side = "" if kind == "cross" else _side(example, kind)
+        is_key = _counted(num_keys, example, side)
+        on_padding = attention_map.apply(1.0 * ~is_key[..., None, None])
+        is_key |= (on_padding != 0).any((1, 2, 3))[:, None]
+    weighting = attention_map.weighting
+    mask = _Among(is_valid, is_key, weighting.origin).aligned(len(batch))
+    mask = weighting.mask & mask
     return dataclasses.replace(attention_map, weighting=weighting._replace(mask=mask))
+
+
+@tiles.pytree
+class _Among(masks.Mask):
+    """The keys of a map that count, for the queries that count."""
+
+    queries: Array = tiles.array("T")
+    keys: Array = tiles.array("S")
+    origin: tiles.Origin
+
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
+        queries = tiles.take(self.queries, rows + -self.origin.query, axis=-1)
+        keys = tiles.take(self.keys, columns + -self.origin.key, axis=-1)
+        return queries[..., None, :, None] & keys[..., None, None, :]
+
+    def at_head(self, example: tuple, head: int | Array) -> "_Among":
+        arrays = (tiles.at_batch(x, example) for x in (self.queries, self.keys))
+        return _Among(*arrays, self.origin)
 
 
 def by_example(heads: Array, count: int) -> Array:

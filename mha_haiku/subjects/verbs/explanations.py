@@ -117,7 +117,7 @@ def strongest(
     batches = batches or [subject.examples(examples)]
     path = part_with(parts_of(subject, batches[0]), layer, head)
     kind = given.kind_of(subject, layer, batches[0])
-    program = _strongest(subject.model, path)
+    program = _strongest(subject.model, path, kind)
     found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
     texts: tuple[list, list] = [], []  # of the sides of maps
     for batch in batches:
@@ -146,12 +146,13 @@ def strongest(
 
 
 @functools.lru_cache(maxsize=8)
-def _strongest(model: models.Model, path: str):
+def _strongest(model: models.Model, path: str, kind: str):
     """Makes a program: each query's largest weight, and its two keys."""
 
     @jax.jit  # which does not keep what else the model computes
     def run(params: Any, batch: tasks.Example):
         def largest(attention_map: attention.AttentionMap):
+            attention_map = running.without_padding(attention_map, model, batch, kind)
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 

@@ -25,7 +25,7 @@ from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, conversion, results
+from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
@@ -253,9 +253,7 @@ def _with_answers(
             continue
         original = np.array(batch.inputs)
         tokens = original.copy()
-        valid = (
-            np.arange(tokens.shape[1]) < np.array(conversion.lengths(batch))[:, None]
-        )
+        valid = np.asarray(running.valid(tokens.shape[1], batch, ""))
         if mask is not None:
             can_hide = valid & ~np.isin(tokens, special)
             for row in np.flatnonzero(can_hide.any(1) & ~(tokens == mask).any(1)):
@@ -456,11 +454,9 @@ def _blanks(
 def _counted(subject: Any, example: tasks.Example, row: Array) -> Array:
     """Returns which inputs are ranked, `[N, T]`."""
     positions = jnp.arange(example.inputs.shape[1])[None]
-    counted = jnp.ones(example.inputs.shape, bool)
+    counted = running.valid(example.inputs.shape[1], example, "")
     if hasattr(subject.task, "mask_token"):
         counted &= example.inputs != subject.task.mask_token
-    if example.lengths is not None:
-        counted &= positions < jnp.asarray(example.lengths)[:, None]
     config = subject.model.config
     if config is not None and config.family == "causal":
         counted &= positions <= row[:, None]
