@@ -10,7 +10,7 @@ from typing import Any
 from mha_haiku.commands import config_files
 from mha_haiku.commands.groups import Cache, Config, Pictures, Processes, Run
 from mha_haiku.commands.signatures import options_of
-from mha_haiku.commands.table import command, tell
+from mha_haiku.commands.table import command, place, tell
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import imported_runs, observers, opening, results
@@ -209,6 +209,7 @@ def rollout(
             name = "--flow_examples, at most as many as --examples,"
             checks.integer_in(name, flow_examples, 1, examples)
     paper = config_files.load("configs/papers/rollout.py")
+    folder = place(out, run.workdir, "attention")
     if train:
         loop.train_whole(paper, run.workdir)
     subject = run.subject()
@@ -219,7 +220,7 @@ def rollout(
         flow_examples=flow_examples,
         published=PUBLISHED if is_paper else None,
     )
-    tell(result, out or pathlib.Path(run.workdir, "attention"), pictures.format)
+    tell(result, folder, pictures.format)
 
 
 @command
@@ -260,14 +261,16 @@ def prune_heads(
         name = "--steps" if steps else "--out"
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
     folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
-    if not sweep:
+    if sweep:
+        folder = place(None, run.workdir, "heads")
+    else:
         saved_models.check_free(folder, steps=steps)  # before the work
         sizes = 1
     if sizes is not None:
         options["sizes"] = sizes
     result = run.subject().sweep(**options)
     if sweep:
-        tell(result, pathlib.Path(run.workdir, "heads"), pictures.format)
+        tell(result, folder, pictures.format)
     else:
         print(result.text())
         saved = saved_models.save_run(result.smallest, folder, steps=steps)

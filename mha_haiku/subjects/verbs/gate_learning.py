@@ -178,6 +178,7 @@ def learn_gates(
         if subject.folder is None:
             refuse(subject, "learn_gates", "has no folder; give out")
         out = f"{subject.folder.root}_gates"
+    folders.check_writable("out", out)  # before the work
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
     by_name = {
@@ -221,6 +222,7 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     for name in ("pruned", "scratch"):
         if (out / name).exists():
             raise ConfigError(f"{out / name} exists; choose another folder.")
+    folders.check_free(folder.root)
     learned = fit_gates(subject, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")

@@ -171,6 +171,25 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     return folder
 
 
+def check_writable(name: str, path: str | os.PathLike) -> None:
+    """Raises ConfigError with `name` unless files can be written in a folder.
+
+    The folder may be missing. For folders of results, before the work.
+    """
+    root, why = checks.as_path(path), None
+    with not_left_empty(root):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if not os.access(root, os.W_OK | os.X_OK):
+                why = "no permission"
+        except (FileExistsError, NotADirectoryError):
+            why = "it must be a folder, and a file is there"
+        except OSError as error:
+            why = error.strerror
+    if why is not None:
+        raise ConfigError(f"{name} {root} cannot be written: {why}.")
+
+
 def _check_unused(folder: Folder, *, is_new: bool) -> None:
     """Raises ConfigError if a folder without a run has what a run would replace."""
     if os.path.lexists(folder.config):
