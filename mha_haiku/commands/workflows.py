@@ -153,9 +153,8 @@ def dump_attention(
       out: Folder to write to; <workdir>/attention, or own_text there.
       weights: Write whole maps of long inputs too.
     """
-    if examples is not None and indices is not None:
-        raise ConfigError("Give --examples or --indices, not both.")
     sources = {"--text": text, "--text_file": text_file, "--tokens": tokens}
+    sources |= {"--examples": examples, "--indices": indices}
     flags = [flag for flag, value in sources.items() if value is not None]
     if len(flags) > 1:
         raise ConfigError(f"Give {' or '.join(flags)}, not both.")

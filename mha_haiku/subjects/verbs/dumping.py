@@ -102,6 +102,11 @@ def measured(
       `heads.alignment` for each of `Task.alignments` (over the examples of the mean if
       there is one; NaN except in cross-attention).
     """
+    if own is not None and examples is not None:
+        raise ConfigError(
+            "examples must be None with own inputs, which are shown instead, got "
+            f"{checks.shown(examples)}."
+        )
     length = subject.task.sequence_length
     target_length = subject.task.target_length or 0
     if own is None:
