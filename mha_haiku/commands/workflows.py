@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -259,7 +258,7 @@ def prune_heads(
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
-    folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
+    folder = checks.as_path(out or folders.beside(run.workdir, "_pruned"))
     if sweep:
         folder = place(None, run.workdir, "heads")
     else:

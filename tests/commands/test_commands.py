@@ -222,6 +222,20 @@ def test_a_file_in_the_way_of_results_is_refused_before_the_work(
     assert path.read_text() == "mine"
 
 
+@pytest.mark.parametrize(
+    ("name", "flags"), [("prune_heads", ["--keep=0.5"]), ("learn_gates", [])]
+)
+def test_what_is_made_of_the_run_here_lies_next_to_it(
+    name, flags, copied, capsys, monkeypatch
+):
+    made = {"prune_heads": "run_pruned", "learn_gates": "run_gates"}[name]
+    path = copied.parent / made
+    path.write_text("mine")
+    monkeypatch.chdir(copied)
+    assert commands.run([name, "--workdir=.", *flags]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
 def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
     class Full:
         title = "what was asked"

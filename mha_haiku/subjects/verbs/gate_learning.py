@@ -185,7 +185,7 @@ def learn_gates(
     if out is None:
         if subject.folder is None:
             refuse(subject, "learn_gates", "has no folder; give out")
-        out = f"{subject.folder.root}_gates"
+        out = folders.beside(subject.folder.root, "_gates")
     folders.check_writable("out", out)  # before the work
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)

@@ -171,6 +171,14 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     return folder
 
 
+def beside(workdir: str | os.PathLike, suffix: str) -> Path:
+    """Names the folder next to a run's, "sort_pruned" for "sort" and "_pruned"."""
+    root = checks.as_path(workdir)
+    if root.name in ("", ".."):  # "." too
+        root = root.resolve()
+    return root.parent / f"{root.name}{suffix}"
+
+
 def check_writable(name: str, path: str | os.PathLike) -> None:
     """Raises ConfigError with `name` unless files can be written in a folder.
 

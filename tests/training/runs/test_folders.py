@@ -91,6 +91,26 @@ def test_files_of_the_user_are_not_replaced_by_a_new_run(
     folders.open_folder(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("workdir", "wanted"),
+    [
+        *(("a/sort", "a/sort_new"), ("a/sort/", "a/sort_new"), ("sort", "sort_new")),
+        *((".", "here_new"), ("", "here_new"), ("below/..", "here_new")),
+        *(("..", "above_new"), ("./a/..", "here_new"), ("a/.", "a_new")),
+    ],
+)
+def test_a_folder_beside_has_the_name_of_the_run(
+    workdir, wanted, tmp_path, monkeypatch
+):
+    here = tmp_path / "above" / "here"
+    (here / "below").mkdir(parents=True)
+    (here / "a").mkdir()
+    monkeypatch.chdir(here)
+    found = folders.beside(workdir, "_new")
+    parents = {"here_new": here.parent, "above_new": tmp_path}
+    assert here / found == parents.get(wanted, here) / wanted
+
+
 def test_config_file_says_what_the_run_ran_with(tmp_path, make_config):
     folder = folders.Folder(tmp_path)
     assert folders.read_config(folder) is None
