@@ -18,22 +18,25 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
 import jax
 import numpy as np
-from score_measures import known_heads
 
 from mha_haiku import heads, rasp
 from mha_haiku.lab.rasp import compiler, language, layout
+from scripts import score_measures
 
 _EXAMPLES = 8  # of each model whose cells are asked for
 
 
-def main() -> None:
+def main(given: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--programs", default="", help="names with commas; all if none")
     parser.add_argument("--seed", type=int, default=0, help="of the compiled models")
-    flags = parser.parse_args()
+    flags = parser.parse_args(given)
     names = flags.programs.split(",") if flags.programs else list(rasp.PROGRAMS)
+    if unknown := set(names) - set(rasp.PROGRAMS):
+        every = ", ".join(rasp.PROGRAMS)
+        parser.error(f"--programs must be among {every}, got {min(unknown)}")
     # Models are small: compiling takes nearly all the time.
     jax.config.update("jax_disable_most_optimizations", True)
     shares, cells, edges = {}, 0, {"measured": [], "weights": []}
@@ -42,7 +45,9 @@ def main() -> None:
     for name in names:
         program = rasp.PROGRAMS[name]()
         sizes = rasp.sizes(program)
-        known, subject, _ = known_heads(program, sizes, flags.seed)
+        _, known, subject, *_ = score_measures.known_model(
+            "plain", program, sizes, flags.seed
+        )
         own = layout.Layout(known.program)
         generator = np.random.default_rng(flags.seed)  # draws places first of all
         num_heads = known.config.attention.num_heads

@@ -74,14 +74,16 @@ def generate(
         raise ConfigError("--samples needs --prompt or --source: leave it out.")
     subject = run.subject()
     folder = folders.Folder(checks.as_path(run.workdir))
-    kept = folder.generated
+    kept, drawn = folder.generated, folder.attention / "generated"
+    for each in (drawn, folder.root) if attention else (folder.root,):
+        folders.check_writable("workdir", each)
     if examples is not None:
         result = answering.score(subject, examples, strategy, tokens=tokens, seed=seed)
         job, texts = result.job, result.texts
+        print(result.text(), end="\n\n")
         with files.LineWriter(kept) as log:
             for text in texts:
                 log.append(job.record(text))
-        print(result.text(), end="\n\n")
     else:
         repeated = [text for text in texts for _ in range(samples)]
         job = generation.job(
@@ -94,7 +96,7 @@ def generate(
     print(f"Kept in: {kept}")
     if attention:
         shown = generation.example(job, texts[:_MOST_SHOWN])
-        maps = dumping.dump(job.subject, own=shown, out=folder.attention / "generated")
+        maps = dumping.dump(job.subject, own=shown, out=drawn)
         page = dumping.write_report(maps.parent, pictures.format)[-1]
         print(f"Attention maps: {page}")
 

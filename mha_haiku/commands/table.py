@@ -20,6 +20,7 @@ from mha_haiku.core import checks
 from mha_haiku.subjects.subject import Verb
 from mha_haiku.subjects.verbs import VERBS
 from mha_haiku.training.devices import cluster
+from mha_haiku.training.runs import folders
 
 _ALWAYS = [
     Option("debug", bool, False, "Show the traceback of an error."),
@@ -59,10 +60,21 @@ def commands() -> dict[str, Command]:
     return dict(sorted(found.items()))
 
 
+def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
+    """Returns the folder to write to: `out`, or by default `name` in a run's folder.
+
+    Before the work: ConfigError on all processes if it cannot be written.
+    """
+    folder = checks.as_path(out or pathlib.Path(workdir, name))
+    label = "workdir" if out is None else "--out"
+    cluster.first_does(lambda: folders.check_writable(label, folder))
+    return folder
+
+
 def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None:
-    """Writes the files of a verb's result; prints it, and their paths."""
-    written = result.save(folder, formats)
+    """Prints a verb's result; writes its files, and prints their paths."""
     print(result.title, result.text(), sep="\n\n")
+    written = result.save(folder, formats)
     print("\nFiles:", *written, sep="\n  ")
 
 
@@ -144,10 +156,11 @@ def _of_verb(verb: Verb) -> Command:
         **options: Any,
     ) -> None:
         subject = run.subject()
+        folder = place(out, run.workdir, verb.folder)
         with checks.user_mistakes():  # a verb says by ValueError what it cannot answer
             result = verb.function(subject, **options)
         if cluster.leave():
-            tell(result, out or pathlib.Path(run.workdir, verb.folder), pictures.format)
+            tell(result, folder, pictures.format)
 
     first, *others = signatures.description(asked).split("\n")
     example = ["", f"Run: python -m mha_haiku {verb.command} --workdir=..."]

@@ -2,7 +2,6 @@
 
 import functools
 import os
-import pathlib
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 from mha_haiku.commands import config_files
 from mha_haiku.commands.groups import Cache, Config, Pictures, Processes, Run
 from mha_haiku.commands.signatures import options_of
-from mha_haiku.commands.table import command, tell
+from mha_haiku.commands.table import command, place, tell
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import imported_runs, observers, opening, results
@@ -153,9 +152,8 @@ def dump_attention(
       out: Folder to write to; <workdir>/attention, or own_text there.
       weights: Write whole maps of long inputs too.
     """
-    if examples is not None and indices is not None:
-        raise ConfigError("Give --examples or --indices, not both.")
     sources = {"--text": text, "--text_file": text_file, "--tokens": tokens}
+    sources |= {"--examples": examples, "--indices": indices}
     flags = [flag for flag, value in sources.items() if value is not None]
     if len(flags) > 1:
         raise ConfigError(f"Give {' or '.join(flags)}, not both.")
@@ -209,6 +207,7 @@ def rollout(
             name = "--flow_examples, at most as many as --examples,"
             checks.integer_in(name, flow_examples, 1, examples)
     paper = config_files.load("configs/papers/rollout.py")
+    folder = place(out, run.workdir, "attention")
     if train:
         loop.train_whole(paper, run.workdir)
     subject = run.subject()
@@ -219,7 +218,7 @@ def rollout(
         flow_examples=flow_examples,
         published=PUBLISHED if is_paper else None,
     )
-    tell(result, out or pathlib.Path(run.workdir, "attention"), pictures.format)
+    tell(result, folder, pictures.format)
 
 
 @command
@@ -259,15 +258,17 @@ def prune_heads(
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
-    folder = pathlib.Path(out or run.workdir.rstrip("/") + "_pruned")
-    if not sweep:
+    folder = checks.as_path(out or folders.beside(run.workdir, "_pruned"))
+    if sweep:
+        folder = place(None, run.workdir, "heads")
+    else:
         saved_models.check_free(folder, steps=steps)  # before the work
         sizes = 1
     if sizes is not None:
         options["sizes"] = sizes
     result = run.subject().sweep(**options)
     if sweep:
-        tell(result, pathlib.Path(run.workdir, "heads"), pictures.format)
+        tell(result, folder, pictures.format)
     else:
         print(result.text())
         saved = saved_models.save_run(result.smallest, folder, steps=steps)

@@ -483,6 +483,12 @@ def test_dump_attention_hands_its_flags_on(trained):
         (["--text_file=book.txt", "--text=a"], "Give --text or --text_file, not both"),
         (["--text=a", "--tokens=1,2"], "Give --text or --tokens, not both"),
         (["--examples=2", "--indices=0"], "Give --examples or --indices, not both"),
+        (["--tokens=1", "--examples=2"], "Give --tokens or --examples, not both"),
+        (["--text=a", "--indices=0"], "Give --text or --indices, not both"),
+        (
+            ["--text_file=book.txt", "--indices=0,1"],
+            "Give --text_file or --indices, not both",
+        ),
     ],
 )
 def test_what_is_shown_is_given_once_and_a_file_by_its_flag(

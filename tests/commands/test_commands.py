@@ -3,6 +3,7 @@
 import pathlib
 import re
 import runpy
+import shutil
 import sys
 from collections.abc import Sequence
 
@@ -11,7 +12,8 @@ import pytest
 import mha_haiku as mh
 from experiments import reproduce  # noqa: F401  (enters its command)
 from mha_haiku import commands
-from mha_haiku.commands import signatures
+from mha_haiku.commands import config_files, signatures, table
+from mha_haiku.core import checks
 from mha_haiku.subjects.subject import VERBS, Subject
 from tests.tiny_runs import write_untrained
 
@@ -77,6 +79,10 @@ def test_the_list_has_a_line_for_each_and_suggests_one(capsys):
         commands.choose(["mha_haiku", "tain"])
     told = capsys.readouterr().err
     assert re.fullmatch("error: .*'tain'.*'train'.*\n.* train\\.\n", told)
+
+
+def _option_names(name):
+    return {option.name for option in COMMANDS[name].options}
 
 
 _NEW_VERB = '''"""Counts the parameters of each kind.
@@ -160,6 +166,89 @@ def test_a_new_verb_in_one_file_is_a_method_a_command_a_line_and_a_file(
         assert re.search(rf"^  {line}$", capsys.readouterr().out, re.MULTILINE)
     finally:
         del VERBS["parameter_counts"], Subject.parameter_counts
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    """The folder of a run, not to be changed."""
+    config = config_files.load("configs/reverse.py")
+    return write_untrained(tmp_path_factory.mktemp("runs") / "run", config)
+
+
+@pytest.fixture
+def copied(stored, tmp_path, monkeypatch):
+    """The folder of a run, next to a file."""
+    monkeypatch.chdir(tmp_path)
+    pathlib.Path("file").write_text("")
+    return shutil.copytree(stored, tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "name", [x for x in sorted(COMMANDS) if {"out", "workdir"} <= _option_names(x)]
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
+    name, copied, capsys
+):
+    out = "file/below"
+    own = {"prune_heads": ["--keep=0.5"], "sweep": ["--keep=0.5"]}.get(name, [])
+    assert commands.run([name, f"--workdir={copied}", f"--out={out}", *own]) == 2
+    told = capsys.readouterr()
+    assert told.out == ""
+    (mistake,) = told.err.splitlines()  # and nothing was compiled
+    assert out in mistake
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "taken"),
+    [
+        ("head_statistics", [], "attention"),
+        ("dump_attention", [], "attention"),
+        ("rollout", [], "attention"),
+        ("prune_heads", ["--sweep"], "heads"),
+        ("prune_heads", ["--keep=0.5"], "../run_pruned"),
+        ("learn_gates", [], "../run_gates"),
+        ("learn_gates", [], "../run_gates/gated"),
+    ],
+)
+def test_a_file_in_the_way_of_results_is_refused_before_the_work(
+    name, flags, taken, copied, capsys
+):
+    path = copied / taken
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("mine")
+    assert commands.run([name, f"--workdir={copied}", *flags]) == 2
+    (mistake,) = capsys.readouterr().err.splitlines()
+    assert path.resolve().name in mistake
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
+    ("name", "flags"), [("prune_heads", ["--keep=0.5"]), ("learn_gates", [])]
+)
+def test_what_is_made_of_the_run_here_lies_next_to_it(
+    name, flags, copied, capsys, monkeypatch
+):
+    made = {"prune_heads": "run_pruned", "learn_gates": "run_gates"}[name]
+    path = copied.parent / made
+    path.write_text("mine")
+    monkeypatch.chdir(copied)
+    assert commands.run([name, "--workdir=.", *flags]) == 2
+    assert str(path) in capsys.readouterr().err
+
+
+def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
+    class Full:
+        title = "what was asked"
+
+        def text(self):
+            return "what was found"
+
+        def save(self, folder, formats):
+            raise checks.ConfigError(f"{folder} cannot be written: the disk is full.")
+
+    with pytest.raises(checks.ConfigError, match="the disk is full"):
+        table.tell(Full(), tmp_path, ["png"])
+    assert capsys.readouterr().out == "what was asked\n\nwhat was found\n"
 
 
 def _asked(

@@ -25,7 +25,7 @@ from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import files, progress
+from mha_haiku.training.runs import files, folders, progress
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
@@ -59,6 +59,7 @@ def dump(
         refuse(subject, "dump", "has no folder; give out")
     else:
         folder = subject.folder.attention / ("" if own is None else "own_text")
+    cluster.first_does(lambda: folders.check_writable("out", folder))  # before the work
     maps = measured(subject, own=own, **options)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
@@ -101,6 +102,11 @@ def measured(
       `heads.alignment` for each of `Task.alignments` (over the examples of the mean if
       there is one; NaN except in cross-attention).
     """
+    if own is not None and examples is not None:
+        raise ConfigError(
+            "examples must be None with own inputs, which are shown instead, got "
+            f"{checks.shown(examples)}."
+        )
     length = subject.task.sequence_length
     target_length = subject.task.target_length or 0
     if own is None:

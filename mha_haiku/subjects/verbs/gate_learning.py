@@ -27,7 +27,7 @@ from mha_haiku.subjects.subject import (
     verb,
 )
 from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
-from mha_haiku.training import devices, stepping
+from mha_haiku.training import devices, optimizers, stepping
 from mha_haiku.training.runs import files, folders, loop
 
 _STEPS_PER_DISPATCH = 100
@@ -56,10 +56,12 @@ def fit_gates(
     number of open heads. The batches are the ones that would follow in the run, without
     dropout. The parameters are trained by Adam at a tenth of the run's learning rate,
     as the run has converged, and the logits of gates, which change by several units, at
-    `gate_learning_rate`.
+    `gate_learning_rate`. Gradients are clipped, and parameters frozen, as in the run.
 
     Source: Voita et al. 2019, section 5.2, https://arxiv.org/abs/1905.09418.
     """
+    config = subject.config.optimizer
+    model = optimizers.without_frozen(subject.model, config)
     parts = models.heads_of_layers(subject.config.model)
     names = [f"{part.path}/heads" for part in parts]
 
@@ -77,9 +79,7 @@ def fit_gates(
             for logits, key in zip(params["log_alpha"], keys, strict=True)
         ]
         del is_training  # no dropout: the gates are the only randomness
-        gated = sites.edit(
-            subject.model.apply, edits.on_parts(names, gates, edits.gated)
-        )
+        gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
         return gated(params["model"], None, inputs, **given, is_training=False)
 
     def total_penalty(log_alpha: list[jax.Array]):
@@ -90,20 +90,28 @@ def fit_gates(
         log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
         return {**gradients, "log_alpha": log_alpha}
 
-    config = subject.config.optimizer
-    adam = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
+    tuned = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
+    if config.clip_norm is not None:
+        tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
+
+    def kinds(params: Any) -> Any:
+        found = {name: name for name in params}
+        if config.frozen:
+            frozen = optimizers.are_frozen(config, params["model"])
+            found["model"] = jax.tree.map(lambda x: "frozen" if x else "model", frozen)
+        return found
+
     optimizer = optax.chain(
         # The penalty depends only on the gates: its gradient is added to the gradient
         # of the loss, without the model.
         optax.stateless(add_penalty),
         optax.partition(
             {
-                "model": optax.chain(
-                    optax.clip_by_global_norm(config.clip_norm or 1.0), adam
-                ),
+                "model": tuned,
+                "frozen": optax.set_to_zero(),
                 "log_alpha": optax.adam(gate_learning_rate),
             },
-            lambda params: {name: name for name in params},
+            kinds,
         ),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
@@ -177,7 +185,8 @@ def learn_gates(
     if out is None:
         if subject.folder is None:
             refuse(subject, "learn_gates", "has no folder; give out")
-        out = f"{subject.folder.root}_gates"
+        out = folders.beside(subject.folder.root, "_gates")
+    folders.check_writable("out", out)  # before the work
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
     by_name = {
@@ -221,6 +230,7 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     for name in ("pruned", "scratch"):
         if (out / name).exists():
             raise ConfigError(f"{out / name} exists; choose another folder.")
+    folders.check_free(folder.root)
     learned = fit_gates(subject, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
         raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")

@@ -20,6 +20,7 @@ from mha_haiku.core.checks import ConfigError
 
 _logger = logging.getLogger("mha_haiku")
 _MOST_BYTES = 2**30  # of a log; a larger file is damage
+_MOST_OWNER = 2**12  # bytes of a lock
 
 write = checks.write_file
 
@@ -114,7 +115,7 @@ def locked(path: Path) -> Iterator[None]:
     """
     while (descriptor := _lock(path)) is None:
         pass
-    before, host = _owner(descriptor), socket.gethostname()
+    before, host = _owner_in(descriptor), socket.gethostname()
     if before is not None and before["host"] != host:
         _logger.warning(
             f"{path} is of process {before['pid']} on {before['host']}, "
@@ -129,6 +130,17 @@ def locked(path: Path) -> Iterator[None]:
         # Removed while locked, so that it cannot be another process's file.
         path.unlink(missing_ok=True)
         os.close(descriptor)
+
+
+def is_lock(path: Path) -> bool:
+    """Returns whether a file is missing, or may be what a killed `locked` has left."""
+    try:
+        content = checks.whole_file(path, _MOST_OWNER)
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return not content or _owner(content) is not None
 
 
 def _read_bytes(path: Path) -> bytes:
@@ -171,7 +183,7 @@ def _lock(path: Path) -> int | None:
         if os.path.samestat(os.fstat(descriptor), os.stat(path)):
             return descriptor
     except BlockingIOError:
-        owner = _owner(descriptor) or {"pid": "unknown", "host": "this host"}
+        owner = _owner_in(descriptor) or {"pid": "unknown", "host": "this host"}
         os.close(descriptor)
         raise ConfigError(
             f"workdir {path.parent} is in use: process {owner['pid']} on "
@@ -190,9 +202,16 @@ def _lock(path: Path) -> int | None:
     return None
 
 
-def _owner(descriptor: int) -> dict | None:
+def _owner(content: bytes) -> dict | None:
     try:
-        owner = json.loads(os.pread(descriptor, 4096, 0))
+        owner = json.loads(content)
         return {"pid": int(owner["pid"]), "host": str(owner["host"])}
-    except (OSError, ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+        return None
+
+
+def _owner_in(descriptor: int) -> dict | None:
+    try:
+        return _owner(os.pread(descriptor, _MOST_OWNER, 0))
+    except OSError:
         return None

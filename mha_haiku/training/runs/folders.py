@@ -154,7 +154,8 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Opens the folder to train in; creates it if it is missing.
 
     The folder of a new run (`is_new`) may have a checkpoint of step 0 without a
-    config.json, which a kill leaves.
+    config.json, which a kill leaves. ConfigError if it holds files of the user, and
+    no run, under the names of a run's files.
     """
     root = checks.as_path(workdir)
     try:
@@ -166,14 +167,61 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     if not os.access(root, os.W_OK | os.X_OK):
         raise ConfigError(f"workdir {root} must be writable.")
     folder = Folder(root)
-    if folder.checkpoints.exists() and not folder.config.exists():
-        with checkpoints.Checkpoints(folder.checkpoints) as stored:
-            if is_new and set(stored.steps()) <= {0}:
-                return folder
+    _check_unused(folder, is_new=is_new)
+    return folder
+
+
+def beside(workdir: str | os.PathLike, suffix: str) -> Path:
+    """Names the folder next to a run's, "sort_pruned" for "sort" and "_pruned"."""
+    root = checks.as_path(workdir)
+    if root.name in ("", ".."):  # "." too
+        root = root.resolve()
+    return root.parent / f"{root.name}{suffix}"
+
+
+def check_writable(name: str, path: str | os.PathLike) -> None:
+    """Raises ConfigError with `name` unless files can be written in a folder.
+
+    The folder may be missing. For folders of results, before the work.
+    """
+    root, why = checks.as_path(path), None
+    with not_left_empty(root):
+        try:
+            root.mkdir(parents=True, exist_ok=True)
+            if not os.access(root, os.W_OK | os.X_OK):
+                why = "no permission"
+        except (FileExistsError, NotADirectoryError):
+            why = "it must be a folder, and a file is there"
+        except OSError as error:
+            why = error.strerror
+    if why is not None:
+        raise ConfigError(f"{name} {root} cannot be written: {why}.")
+
+
+def _check_unused(folder: Folder, *, is_new: bool) -> None:
+    """Raises ConfigError if a folder without a run has what a run would replace."""
+    if os.path.lexists(folder.config):
+        return
+    root, stored = folder.root, folder.checkpoints
+    is_replaced = is_new and stored.is_dir()
+    if is_replaced:
+        is_replaced = checkpoints.Checkpoints(stored, read_only=True).is_begun()
+    if os.path.lexists(stored) and not is_replaced:
         raise ConfigError(
             f"workdir {root} has checkpoints but no config.json to resume from."
         )
-    return folder
+    # Next to config.json, which comes first, these are the run's.
+    places = [folder.tokenizer, folder.data, folder.metrics, folder.summary]
+    places += [folder.samples, folder.timeline]
+    theirs = [path for path in places if os.path.lexists(path)]
+    if not files.is_lock(folder.lock):
+        theirs.append(folder.lock)
+    if theirs:
+        names = checks.listed([str(path.relative_to(root)) for path in theirs])
+        raise ConfigError(
+            f"workdir {root} holds no run, but {names}, which a run would replace.\n"
+            "Take another folder."
+        )
 
 
 def load_run(
@@ -424,10 +472,12 @@ def _settle(folder: Folder) -> None:
 
 
 def check_free(workdir: str | os.PathLike) -> None:
-    """Raises ConfigError if a folder, which may be missing, holds a run."""
+    """Raises ConfigError unless `write_run` can write to a folder, missing or not."""
     folder = Folder(checks.as_path(workdir))
     if read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
+    with not_left_empty(folder.root):
+        open_folder(folder.root, is_new=True)
 
 
 def write_run(
@@ -438,8 +488,8 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    If it fails or is interrupted, it leaves nothing. Files that a killed process has
-    left are replaced: config.json is written last.
+    If it fails or is interrupted, it leaves nothing. The checkpoint that a killed
+    process has left is replaced: config.json is written last.
     """
     check_free(workdir)
     folder = Folder(checks.as_path(workdir))

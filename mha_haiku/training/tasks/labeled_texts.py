@@ -165,6 +165,7 @@ def read_table(path: str) -> list[tuple[str, str]]:
         strict=True,
     )
     pairs = []
+    limit = csv.field_size_limit(max(len(content), csv.field_size_limit()))
     try:
         columns = [name.strip().lower() for name in next(reader)]
         missing = [name for name in _COLUMNS if name not in columns]
@@ -189,6 +190,8 @@ def read_table(path: str) -> list[tuple[str, str]]:
         raise checks.ConfigError(
             f"path must be CSV or TSV, got {path!r}: {error} in line {reader.line_num}."
         ) from error
+    finally:
+        csv.field_size_limit(limit)
     if not pairs:
         raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
     return pairs

@@ -11,6 +11,7 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
 
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, fields
@@ -115,6 +116,14 @@ class Arrays(_Held):
         _weights(arrays["weights"], targets, None)
         if "lengths" in arrays:
             _integers("lengths", arrays["lengths"], "[N]", rows[:1], 1, rows[1])
+
+    def _parts(self) -> tuple[base.Example, base.Example]:
+        parts = super()._parts()
+        train, held_out = (int(np.count_nonzero(part.weights)) for part in parts)
+        fraction = self.held_out_fraction
+        option = "weights and lengths, at held_out_fraction,"
+        base.check_parts(option, fraction, train, held_out, "targets that count")
+        return parts
 
     @property
     def feature_size(self) -> int | None:
@@ -387,8 +396,8 @@ def _pairs(examples: Any) -> list[tuple[str, str | int]]:
 
 def _inputs(inputs: Any) -> np.ndarray:
     inputs = np.asarray(inputs)
-    is_tokens = inputs.ndim == 2 and np.issubdtype(inputs.dtype, np.integer)
-    is_features = inputs.ndim == 3 and np.issubdtype(inputs.dtype, np.floating)
+    is_tokens = inputs.ndim == 2 and jnp.issubdtype(inputs.dtype, jnp.integer)
+    is_features = inputs.ndim == 3 and jnp.issubdtype(inputs.dtype, jnp.floating)
     if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
         raise ValueError(
             "inputs must be [N, T] integer tokens or [N, T, D] float features, N of at "
@@ -396,10 +405,20 @@ def _inputs(inputs: Any) -> np.ndarray:
         )
     if is_tokens:
         return _integers("inputs", inputs, "[N, T]", inputs.shape, 0)
-    if bad := np.sum(~np.isfinite(inputs)):
+    numbers = _floats(inputs)
+    if bad := np.sum(~np.isfinite(numbers)):
         got = f"got {base.described(inputs)} with {bad:,} that are not"
         raise ValueError(f"inputs must be finite, {got}.")
-    return inputs.astype(np.float32)
+    return numbers
+
+
+def _floats(values: np.ndarray) -> np.ndarray:
+    """Converts numbers of any width to float32; those that are too large are infinite.
+
+    A file of NumPy's loses narrower floats of JAX, such as bfloat16.
+    """
+    with np.errstate(over="ignore"):
+        return values.astype(np.float32)
 
 
 def _integers(
@@ -412,7 +431,7 @@ def _integers(
 ) -> np.ndarray:
     values = np.asarray(values)
     got = f"got {base.described(values)}"
-    if not np.issubdtype(values.dtype, np.integer) or values.shape != shape:
+    if not jnp.issubdtype(values.dtype, jnp.integer) or values.shape != shape:
         raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
     if values.min() < low or values.max() > high:
         raise ValueError(
@@ -426,19 +445,23 @@ def _weights(
     weights: Any, targets: np.ndarray, counted: np.ndarray | None
 ) -> np.ndarray:
     weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
-    if weights.shape != targets.shape or weights.dtype.kind not in "biuf":
+    is_number = weights.dtype == bool or any(
+        jnp.issubdtype(weights.dtype, kind) for kind in (jnp.integer, jnp.floating)
+    )
+    if weights.shape != targets.shape or not is_number:
         raise ValueError(
             f"weights must be numbers shaped like targets, {targets.shape}, got "
             f"{base.described(weights)}."
         )
+    numbers = _floats(weights)
     if counted is not None and targets.ndim == 2:
-        weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
-    if not (np.isfinite(weights).all() and (weights >= 0).all() and weights.any()):
+        numbers = numbers * (np.arange(targets.shape[1]) < counted[:, None])
+    if not (np.isfinite(numbers).all() and (numbers >= 0).all() and numbers.any()):
         raise ValueError(
             "weights must be finite, 0 or more and not all 0 where targets count, got "
             f"{base.described(weights)}."
         )
-    return weights.astype(np.float32)
+    return numbers
 
 
 def _counted(name: str, given: int | None, largest: int | np.integer) -> int:

@@ -326,6 +326,8 @@ def test_a_page_is_made_of_what_a_user_gives(
             "at most config.model.embedding.max_length 6 .*got 7",
         ),
         ({"own": "1 2 x 0 0 0"}, "got 'x'"),
+        ({"own": [1], "examples": 2}, "examples must be None with own .*got 2"),
+        ({"own": "1 2", "examples": [0]}, r"examples must be None .*got \[0\]"),
     ],
 )
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):

@@ -134,6 +134,32 @@ def test_parameters_learn_together_with_gates(make_config, monkeypatch):
     assert found.loss[-5:].mean() < 0.5 * found.loss[0]
 
 
+def test_gates_are_learned_with_the_frozen_modules_and_the_clipping_of_the_run(
+    make_config,
+):
+    known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=2)
+    known.params["logits"]["w"] *= -0.5  # answers are wrong, and gradients long
+
+    def learned(clip_norm):
+        subject = _known_bench(
+            known,
+            make_config,
+            optimizer__learning_rate=0.1,
+            optimizer__clip_norm=clip_norm,
+            optimizer__frozen="embedding,encoder/layer_0/attention",
+        )
+        return gate_learning.fit_gates(subject, penalty=0.0, steps=3).params
+
+    whole, clipped = learned(None), learned(1.0)
+    frozen = [x for x in whole if x.startswith(("embedding", "encoder/layer_0/att"))]
+    assert 0 < len(frozen) < len(whole)
+    for name in frozen:
+        jax.tree.map(np.testing.assert_array_equal, whole[name], known.params[name])
+    before, long, short = (x["logits"]["w"] for x in (known.params, whole, clipped))
+    assert np.abs(long - before).max() > 1e-4
+    assert np.abs(long - short).max() > 1e-4
+
+
 def test_heads_whose_gates_are_open_a_crack_are_kept():
     learned = gate_learning.Learned({}, [np.float32([-9, -1, 0, 9])], None)
     np.testing.assert_array_equal(learned.gates[0] > 0, [False, True, True, True])

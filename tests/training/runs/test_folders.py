@@ -42,6 +42,75 @@ def test_checkpoints_without_a_config_are_refused(tmp_path):
         folders.open_folder(tmp_path)
 
 
+@pytest.mark.parametrize("name", ["0", "best", "bert.pt"])
+def test_checkpoints_of_the_user_are_not_replaced_by_a_written_run(
+    name, tmp_path, make_config, task, make_model
+):
+    params = make_model().init(jax.random.key(0), None)
+    folder = folders.Folder(tmp_path)
+    theirs = folder.checkpoints / name / "weights.npy"
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("weeks")
+    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
+        folders.write_run(tmp_path, make_config(), params, task)
+    theirs.rename(tmp_path / "weights.npy")
+    theirs.parent.rmdir()
+    folders.write_run(tmp_path, make_config(), params, task)
+    (tmp_path / "weights.npy").rename(folder.checkpoints / "0" / "weights.npy")
+    folder.config.unlink()
+    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
+        folders.check_free(tmp_path)
+    assert (folder.checkpoints / "0" / "weights.npy").read_text() == "weeks"
+
+
+@pytest.mark.parametrize("is_new", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("data.npz", "tokenizer.json", "metrics.jsonl", "summary.json"),
+        *("samples.jsonl", "heads/timeline.jsonl", "lock.json"),
+    ],
+)
+def test_files_of_the_user_are_not_replaced_by_a_new_run(
+    name, is_new, tmp_path, make_config
+):
+    path = tmp_path / name
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("[1]\n")
+    (tmp_path / "notes").write_text("others do not matter")
+    with pytest.raises(ConfigError, match=rf"holds no run, but {name}, which"):
+        folders.open_folder(tmp_path, is_new=is_new)
+    assert path.read_text() == "[1]\n"
+    with pytest.raises(ConfigError, match=name):
+        folders.check_free(tmp_path)
+    path.rename(tmp_path / "kept")
+    folders.write_config(
+        folders.open_folder(tmp_path), make_config(), jax.local_devices()
+    )
+    (tmp_path / "kept").rename(path)  # next to config.json it is of the run
+    folders.open_folder(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("workdir", "wanted"),
+    [
+        *(("a/sort", "a/sort_new"), ("a/sort/", "a/sort_new"), ("sort", "sort_new")),
+        *((".", "here_new"), ("", "here_new"), ("below/..", "here_new")),
+        *(("..", "above_new"), ("./a/..", "here_new"), ("a/.", "a_new")),
+    ],
+)
+def test_a_folder_beside_has_the_name_of_the_run(
+    workdir, wanted, tmp_path, monkeypatch
+):
+    here = tmp_path / "above" / "here"
+    (here / "below").mkdir(parents=True)
+    (here / "a").mkdir()
+    monkeypatch.chdir(here)
+    found = folders.beside(workdir, "_new")
+    parents = {"here_new": here.parent, "above_new": tmp_path}
+    assert here / found == parents.get(wanted, here) / wanted
+
+
 def test_config_file_says_what_the_run_ran_with(tmp_path, make_config):
     folder = folders.Folder(tmp_path)
     assert folders.read_config(folder) is None

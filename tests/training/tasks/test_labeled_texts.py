@@ -1,5 +1,6 @@
 """Labels of whole texts: the file, the split, the baseline and the tokens."""
 
+import csv
 import hashlib
 import math
 
@@ -123,6 +124,16 @@ def test_file_that_is_no_table_of_labels_is_refused(content, message, tmp_path):
     with pytest.raises(ConfigError, match=message) as refusal:
         tasks.make("labeled_texts", path=path)
     assert len(str(refusal.value).splitlines()) <= 2
+
+
+@pytest.mark.parametrize("separator", [",", "\t"])
+def test_a_text_may_be_longer_than_the_limit_of_csv(separator, tmp_path):
+    limit = csv.field_size_limit()
+    text = "word " * (limit // 5 + 1) + "end"
+    content = f"text{separator}label\n{text}{separator}long\nab{separator}short\n"
+    path = write(tmp_path / "rows", content)
+    assert labeled_texts.read_table(path) == [(text, "long"), ("ab", "short")]
+    assert csv.field_size_limit() == limit
 
 
 def test_missing_file_and_folder_are_refused(make, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.runs import configuration, folders
 from mha_haiku.training.tasks import own_data
 from tests import docstring
 
@@ -97,6 +98,35 @@ def test_what_is_behind_the_length_does_not_count():
     expected = [originals[row.tobytes()] - 1 for row in rows.inputs]
     np.testing.assert_array_equal(rows.weights.sum(-1), expected)
     assert (rows.lengths == np.maximum(expected, 1)).all()
+
+
+@pytest.mark.parametrize("labels", [False, True])
+@pytest.mark.parametrize("without", ["train_data", "held_out_data"])
+def test_both_parts_have_targets_that_count(labels, without):
+    targets = TOKENS[:, 0] if labels else TOKENS
+    part = getattr(tasks.from_arrays(TOKENS, targets), without)
+    theirs = {row.tobytes() for row in part.inputs}
+    is_there = np.array([row.tobytes() in theirs for row in TOKENS.astype("i4")])
+    weights = np.where(is_there, 0.0, 1.0)
+    weights = weights if labels else weights[:, None] * np.ones(9)
+    counted = int(weights.sum())
+    left = [0, counted] if without == "train_data" else [counted, 0]
+    message = "which leaves {:,} to train on and {:,} held out".format(*left)
+    with pytest.raises(ValueError, match=f"weights .* targets that count.*{message}"):
+        tasks.from_arrays(TOKENS, targets, weights=weights)
+    lengths = np.where(is_there, 1, 2)  # one next token, or none
+    with pytest.raises(ValueError, match="lengths.* targets that count to both parts"):
+        tasks.from_arrays(TOKENS, lengths=lengths)
+    weights[np.flatnonzero(is_there)[0]] = 1
+    tasks.from_arrays(TOKENS, targets, weights=weights)
+
+
+def test_weights_that_float32_cannot_hold_are_refused():
+    for weights in (np.full(TOKENS.shape, 1e-60), np.full(TOKENS.shape, 1e60)):
+        with pytest.raises(ValueError, match="weights must be finite, 0 or more and"):
+            tasks.from_arrays(TOKENS, TOKENS, weights=weights)
+    with pytest.raises(ValueError, match="inputs must be finite"):
+        tasks.from_arrays(FEATURES * 1e60, TOKENS)
 
 
 def test_the_baseline_is_that_of_the_frequencies():
@@ -196,6 +226,24 @@ def test_a_config_alone_cannot_give_data():
     assert "arrays" not in tasks.names()
     with pytest.raises(ConfigError, match="data that is given in Python"):
         runs.train(config, "no_folder")
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float8_e4m3fn"])
+def test_floats_of_any_width_are_kept_as_float32(dtype, tmp_path):
+    inputs, weights = jnp.asarray(FEATURES, dtype), jnp.ones(TOKENS.shape, dtype)
+    task = tasks.from_arrays(inputs, jnp.asarray(TOKENS), weights=weights)
+    wanted = np.asarray(inputs).astype(np.float32)
+    np.testing.assert_array_equal(task.keep().arrays["inputs"], wanted)
+    config = runs.default_config(task)
+    folder = folders.open_folder(tmp_path)
+    folders.write_config(folder, config, jax.local_devices()[:1], task)
+    again = configuration.make_task(config, folders.shared_kept(folder))
+    assert again == task
+    for part in ("train_data", "held_out_data"):
+        jax.tree.map(
+            np.testing.assert_array_equal, getattr(again, part), getattr(task, part)
+        )
+    assert again.train_data.inputs.dtype == again.train_data.weights.dtype == np.float32
 
 
 @pytest.mark.slow

@@ -68,6 +68,13 @@ class Checkpoints(contextlib.AbstractContextManager):
         self._join()
         return self._steps()
 
+    def is_begun(self) -> bool:
+        """Returns whether there is at most what saving step 0 writes, killed or not."""
+        left = (_PARTIAL, _REMOVED)
+        names = [x for x in os.listdir(self.root) if not x.startswith(left)]
+        is_whole = names == ["0"] and self._damage_of(0) is None
+        return not self.root.is_symlink() and (is_whole or not names)
+
     def latest(self) -> int | None:
         """Finds the newest good step, or None if nothing has been saved.
 
