@@ -194,8 +194,13 @@ def wrap(
             )
         module = torch_modules.convert(function)
         function, params = module.function, module.params
-        names, has_decoder, start = module[2:]
-        codec = codec._replace(names=names, has_decoder=has_decoder, start=start)
+        codec = codec._replace(
+            names=module.names,
+            has_decoder=module.has_decoder,
+            start=module.start,
+            max_length=module.max_length,
+            num_tokens=module.num_tokens,
+        )
         name = name or module.name
     elif not is_function:
         raise TypeError(
