@@ -301,6 +301,37 @@ def test_positions_and_tokens_that_torch_refuses_are_refused(name, most):
             subject.logits(wrong)
 
 
+class Letters:
+    eos_token_id = None
+
+    def encode(self, text):
+        return [ord(x) - ord("a") for x in text]
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + x) for x in tokens)
+
+
+def test_a_module_writes_as_torch_does_up_to_its_last_position():
+    model = torch_families.make(CASES["gpt2"])
+    subject, prompt = mh.wrap(model, tokenizer=Letters()), "hello"
+    rows = torch.as_tensor([Letters().encode(prompt)])
+    for _ in range(11):  # of 16 positions
+        logits, _ = by_torch(model, {"input_ids": rows})
+        best = torch.as_tensor(logits[:, -1:].argmax(-1))
+        rows = torch.cat([rows, best], -1)
+    wanted = Letters().decode(rows[0, 5:].tolist())
+    assert len(set(wanted)) > 1
+    assert subject.generate(prompt, tokens=11, temperature=0) == wanted
+    assert subject.generate(prompt, temperature=0) == wanted
+    for text, tokens, message in (
+        (prompt, 12, "tokens, .* prompt of 5 .* 16 positions, must .* 1 to 11, got 12"),
+        ("a" * 16, 1, "prompt must be of at most 15 tokens"),
+        ("abA", 1, r"inputs must be integers from 0 to 30, got -32 at \[0, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            subject.generate(text, tokens=tokens, temperature=0)
+
+
 def test_rotary_positions_have_no_end():
     model = torch_families.make(CASES["llama"])
     given = {"input_ids": np.arange(20)[None] % 7}
