@@ -39,6 +39,7 @@ _OPTIONS = {
 }
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+_MOST_OFFSET = 2  # rows of a table of positions in front of the first one's
 
 
 class TorchModule(NamedTuple):
@@ -54,6 +55,9 @@ class TorchModule(NamedTuple):
     start: int | None  # the token in front of what a decoder writes
     padding: int | None  # the token that a decoder reads where no label counts
     predicts_next: bool  # whether labels are those of the position before
+    max_length: int | None  # of inputs, where positions have a table
+    # Of the tables of input_ids and decoder_input_ids, None where there is none.
+    num_tokens: tuple[int | None, int | None]
 
     @property
     def name(self) -> str:
@@ -140,14 +144,20 @@ def convert(module: Any) -> TorchModule:
         getattr(module, f"{x}config", None) for x in ("", "generation_")
     )
     start, padding = "decoder_start_token_id", "pad_token_id"
+    has_decoder = getattr(of_model, "is_encoder_decoder", False) is True
     return TorchModule(
         forward,
         params,
         (main, _FEATURES) if main == _TOKENS else (main,),
-        getattr(of_model, "is_encoder_decoder", False) is True,
+        has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
         getattr(of_model, padding, getattr(of_text, padding, None)),
         _predicts_next(module),
+        _max_length(module) if main == _TOKENS else None,
+        (
+            _num_tokens(module),
+            _num_tokens(module.get_decoder()) if has_decoder else None,
+        ),
     )
 
 
@@ -163,6 +173,45 @@ def _predicts_next(module: Any) -> bool:
     is_cut = getattr(type(of_model), "is_encoder_decoder", False) is True
     is_next = kind in (None, "ForCausalLM", "ForConditionalGeneration")
     return is_next and not is_cut and not type(module).__name__.endswith("PreTraining")
+
+
+def _embedding(module: Any) -> Any:
+    """Finds a model's table of tokens; None if it has none."""
+    try:
+        found = module.get_input_embeddings()
+    except (AttributeError, NotImplementedError):  # of modules without such a table
+        return None
+    return found if hasattr(found, "num_embeddings") else None
+
+
+def _num_tokens(module: Any) -> int | None:
+    """Counts the rows of a model's table of tokens; None if it has none."""
+    return getattr(_embedding(module), "num_embeddings", None)
+
+
+def _max_length(module: Any) -> int | None:
+    """Counts the positions of a model's table of positions; None if it has none.
+
+    Rotary and relative positions have no end, whatever the config says.
+    """
+    most = getattr(getattr(module, "config", None), "max_position_embeddings", None)
+    if not isinstance(most, int):
+        return None
+    of_tokens = getattr(_embedding(module), "weight", None)
+    for name, part in module.named_modules():
+        rows = getattr(part, "num_embeddings", None)
+        is_relative = "rel" in name.rpartition(".")[2]
+        if rows is None or part.weight is of_tokens or is_relative:
+            continue
+        before = part.padding_idx
+        # Some count from the row behind that of padding, others add rows in front.
+        if before is not None and rows == most:
+            return most - before - 1
+        if most <= rows <= most + _MOST_OFFSET:
+            return most
+    # Sines of positions, as in GPT-J.
+    is_table = any(x.ndim == 2 and len(x) == most for x in module.buffers())
+    return most if is_table else None
 
 
 def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:

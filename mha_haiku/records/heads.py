@@ -175,6 +175,18 @@ class Heads:
             title, {name: Column.of_examples(per_example, unit, label)}, kinds
         )
 
+    def named(self, names: Sequence[Iterable[int]]) -> Self:
+        """Names the heads of each layer, as those of a pruned model.
+
+        Example:
+          >>> found = mh.heads.Heads.of_examples(np.ones((1, 2, 2)))
+          >>> [layer.heads for layer in found.named([(0, 5), (2,)]).layers]
+          [('0', '5'), ('2',)]
+        """
+        pairs = zip(self.layers, names, strict=True)
+        layers = tuple(x._replace(heads=tuple(map(str, heads))) for x, heads in pairs)
+        return dataclasses.replace(self, layers=layers)
+
     def __repr__(self) -> str:
         said = [f"{len(self.layers)} layers"]
         said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import jax
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import running
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
@@ -51,10 +51,31 @@ class Codec(NamedTuple):
     names: tuple[str, ...] = ("inputs",)
     has_decoder: bool = False
     start: int | None = None  # the token in front of what a decoder writes
+    max_length: int | None = None  # of inputs, where it is known
+    num_tokens: tuple[int | None, int | None] = None, None  # of inputs, of the decoder
     knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are those of the position before
+
+    def check(self, batch: tasks.Example) -> None:
+        """Raises ValueError if a wrapped model has no row for a token or position."""
+        tokens = batch.inputs, batch.decoder_inputs
+        lengths = batch.lengths, batch.decoder_lengths
+        names = "inputs", "decoder_inputs"
+        for name, x, own, count in zip(
+            names, tokens, lengths, self.num_tokens, strict=True
+        ):
+            if x is None:
+                continue
+            most = self.max_length
+            if most is not None and x.shape[1] > most:
+                raise ValueError(
+                    f"{name} must be of at most {most} tokens, as the model has {most} "
+                    f"positions, got {x.shape[1]}."
+                )
+            if count is not None and np.issubdtype(x.dtype, np.integer):
+                models.check_rows(name, x, count, own)
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -171,6 +192,7 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
     else:
         batch, is_one = _batch(codec, given)
     running.check_tokens(subject.model, subject.params, batch)
+    codec.check(batch)
     return batch, is_one
 
 

@@ -307,6 +307,77 @@ def test_a_model_of_a_text_needs_no_axis_of_a_batch():
         assert subject.importance("gradient").mean.shape == (2, H)
 
 
+@pytest.mark.parametrize(
+    ("name", "most"),
+    [("gpt2", 16), ("opt", 16), ("roberta", 14), ("gptj", 16), ("bart", 16)],
+)
+def test_positions_and_tokens_that_torch_refuses_are_refused(name, most):
+    case = CASES[name]
+    model = torch_families.make(case)
+    subject, others = mh.wrap(model), dict(case.inputs())
+    del others["input_ids"]
+    others.pop("attention_mask", None)
+
+    def given(length, token=4):
+        rows = np.full((B, length), 3)
+        rows[-1, -1] = token
+        return {"input_ids": rows, **others}
+
+    by_torch(model, given(most))
+    assert subject.sites(given(most))
+    for wrong, message in (
+        (given(most + 1), f"inputs must be of at most {most} tokens.*got {most + 1}"),
+        (given(4, 31), r"inputs must be integers from 0 to 30, got 31 at \[1, 3\]"),
+        (given(4, -1), r"inputs must be integers from 0 to 30, got -1 at \[1, 3\]"),
+    ):
+        with pytest.raises((IndexError, RuntimeError)):
+            by_torch(model, wrong)
+        with pytest.raises(ValueError, match=message):
+            subject.logits(wrong)
+    if name == "bart":
+        wrong = {"input_ids": given(4)["input_ids"], "decoder_input_ids": [[31]] * B}
+        with pytest.raises(ValueError, match="decoder_inputs must be .* got 31"):
+            subject.logits(wrong)
+
+
+class Letters:
+    eos_token_id = None
+
+    def encode(self, text):
+        return [ord(x) - ord("a") for x in text]
+
+    def decode(self, tokens):
+        return "".join(chr(ord("a") + x) for x in tokens)
+
+
+def test_a_module_writes_as_torch_does_up_to_its_last_position():
+    model = torch_families.make(CASES["gpt2"])
+    subject, prompt = mh.wrap(model, tokenizer=Letters()), "hello"
+    rows = torch.as_tensor([Letters().encode(prompt)])
+    for _ in range(11):  # of 16 positions
+        logits, _ = by_torch(model, {"input_ids": rows})
+        best = torch.as_tensor(logits[:, -1:].argmax(-1))
+        rows = torch.cat([rows, best], -1)
+    wanted = Letters().decode(rows[0, 5:].tolist())
+    assert len(set(wanted)) > 1
+    assert subject.generate(prompt, tokens=11, temperature=0) == wanted
+    assert subject.generate(prompt, temperature=0) == wanted
+    for text, tokens, message in (
+        (prompt, 12, "tokens, .* prompt of 5 .* 16 positions, must .* 1 to 11, got 12"),
+        ("a" * 16, 1, "prompt must be of at most 15 tokens"),
+        ("abA", 1, r"inputs must be integers from 0 to 30, got -32 at \[0, 2\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            subject.generate(text, tokens=tokens, temperature=0)
+
+
+def test_rotary_positions_have_no_end():
+    model = torch_families.make(CASES["llama"])
+    given = {"input_ids": np.arange(20)[None] % 7}
+    assert model.config.max_position_embeddings == 16
+    close(mh.wrap(model).logits(given), by_torch(model, given)[0])
+
+
 def test_features_go_where_a_model_takes_them():
     model = torch_families.make(CASES["llama"])
     tokens = CASES["llama"].inputs()["input_ids"]

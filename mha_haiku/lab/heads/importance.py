@@ -330,7 +330,11 @@ def _measured(
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
     named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
-    return Heads.of_examples(per_example, kinds, name=name, **named)
+    found = Heads.of_examples(per_example, kinds, name=name, **named)
+    config = subject.model.config
+    if config is None:
+        return found
+    return found.named([x.names for x in models.heads_of_layers(config)])
 
 
 def _results(

@@ -106,7 +106,10 @@ def roles(
     total = jax.tree.map(lambda *x: sum(map(np.float64, x)), *sums)
     example = next(iter(batches)) if model.config is None else None
     kinds = running.kinds_of(model, params, example)
-    return roles_of_evidence(total, kinds=kinds)
+    found = roles_of_evidence(total, kinds=kinds)
+    if model.config is None:
+        return found
+    return found.named([x.names for x in models.heads_of_layers(model.config)])
 
 
 def role_of(scores: Mapping[str, float]) -> str:

@@ -131,17 +131,19 @@ def generate(
 ) -> str:
     """Continues a prompt, or answers a source, with at most `tokens`.
 
-    The default is 200 tokens, or as many as the model has room for; for a function it
-    is 32, as every token takes a run over the whole text. Options are as in
+    The default is 200 tokens, or as many as the model has room for; for a function at
+    most 32, as every token takes a run over the whole text. Options are as in
     `strategy`: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`.
 
     Raises:
       ValueError: If the model continues no text, the prompt cannot be encoded or
-        leaves no room, or the options contradict themselves.
+        leaves no room, the options contradict themselves, or logits of a function are
+        not finite, as past the end of a table of positions.
     """
     if subject.model.config is None:
         how = strategy("prompt", **options)
-        tokens = _ANEW if tokens is None else checks.positive_integer("tokens", tokens)
+        if tokens is not None:
+            checks.positive_integer("tokens", tokens)
         return _continued(subject, prompt, how, tokens, seed)
     subject = check_task(subject, "generate")
     kind = given(subject.config)
@@ -361,18 +363,7 @@ def _with_room(
     # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
     most = imported_runs.most_positions(subject.config)
-    name, room = "tokens", _MOST_TOKENS
-    if most is not None:
-        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
-        room = most - prompt
-        if room < 1:
-            raise ConfigError(
-                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
-                f"positions (config.model.embedding.max_length), got {prompt}."
-            )
-    wanted = min(TOKENS, room) if tokens is None else tokens
-    with checks.user_mistakes():
-        checks.integer_in(name, wanted, 1, room)
+    wanted = _count(prompt, tokens, TOKENS, most)
     if most is not None or prompt + wanted <= trained:
         return subject, wanted
     if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
@@ -382,6 +373,25 @@ def _with_room(
         )
         return subject, wanted
     return _windowed(subject, trained - 1), wanted
+
+
+def _count(prompt: int, tokens: int | None, usual: int, most: int | None) -> int:
+    """Finds the number of tokens after a prompt, by default `usual` or what is left.
+
+    The model has `most` positions, or any number.
+    """
+    name, room = "tokens", _MOST_TOKENS
+    if most is not None:
+        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
+        room = most - prompt
+        if room < 1:
+            raise ConfigError(
+                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
+                f"positions, got {prompt}."
+            )
+    with checks.user_mistakes():
+        wanted = min(usual, room) if tokens is None else tokens
+        return checks.integer_in(name, wanted, 1, room)
 
 
 def _windowed(subject: RunSubject, reach: int) -> RunSubject:
@@ -416,7 +426,7 @@ def _refuse_others(name: str, others: Mapping[str, Any]) -> None:
 
 
 def _continued(
-    subject: Subject, prompt: str, strategy: Strategy, tokens: int, seed: int
+    subject: Subject, prompt: str, strategy: Strategy, tokens: int | None, seed: int
 ) -> str:
     """Continues a prompt without a cache: each token takes a run over all of them."""
     if isinstance(strategy, decoding.Beam):
@@ -427,10 +437,21 @@ def _continued(
     if not written:
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
+    tokens = _count(start, tokens, _ANEW, subject.codec.max_length)
+    subject.codec.check(conversion.example(np.array([written])))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
         keys = jax.random.fold_in(key, i)[None]
-        token = int(strategy.choose(_logits(subject, written, room), keys)[0])
+        logits = _logits(subject, written, room)
+        # Those of tokens that are never written may be -inf.
+        if not np.isfinite(logits.max()):
+            size = room or len(written)
+            raise ValueError(
+                f"tokens must be as many as the model has positions for, got {tokens}: "
+                f"in a row of {size} the logits at position {len(written) - 1} are not "
+                "finite."
+            )
+        token = int(strategy.choose(logits, keys)[0])
         if token == subject.codec.end_token:
             break
         written.append(token)
@@ -440,8 +461,9 @@ def _continued(
 def _is_causal(subject: Subject, tokens: Sequence[int]) -> bool:
     """Checks that a token after a text changes no logit of the text."""
     alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
-    size = 1 + jnp.abs(alone).max()
-    return bool(jnp.abs(alone - followed).max() < _TOLERANCE * size)
+    size = 1 + jnp.abs(jnp.where(jnp.isfinite(alone), alone, 0)).max()
+    change = jnp.where(alone == followed, 0, jnp.abs(alone - followed))  # both -inf
+    return bool(change.max() < _TOLERANCE * size)
 
 
 def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Array:

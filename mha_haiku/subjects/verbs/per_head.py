@@ -66,7 +66,8 @@ def statistics(
     if len(layers) == len(parts):
         subject = computing.compact(subject)
     parts = [parts[i] for i in layers]
-    subject = computing.placed(subject)
+    if own is None:  # devices need not divide the number and length of given examples
+        subject = computing.placed(subject)
 
     separators = computing.separators(subject)
 
@@ -172,9 +173,9 @@ def importance(
             reason = "the drift has no slope at the whole model"
             raise ConfigError(f"measures must not have gradient: {reason}.")
         wanted.remove("gradient")
-    placed = computing.placed(subject)
-    value = computing.ablation_value(placed, ablation_value, examples)
     batches = computing.batches_given(subject, examples)
+    placed = computing.placed(subject) if batches is None else subject
+    value = computing.ablation_value(placed, ablation_value, examples)
     columns = {}
     for name in wanted:
         entry = heads.MEASURES[name]

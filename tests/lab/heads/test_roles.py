@@ -217,6 +217,24 @@ def test_places_without_a_head_have_no_role():
     assert np.isnan(found["first_token"].mean[1]).all()
 
 
+@pytest.mark.parametrize(
+    "measure",
+    [lambda of: heads.roles(of.model, of.params, of.batches), heads.confidence],
+    ids=["roles", "confidence"],
+)
+def test_heads_of_a_pruned_model_keep_their_names(measure):
+    of, keep = config(num_layers=2), [[0, 3], [2]]
+    params, pruned = heads.prune(random_params(of), of, keep)
+    model = build(pruned)
+    found = measure(
+        heads.Measured(model, heads.metrics.loss, params, [example()]),
+    )
+    assert [layer.heads for layer in found.layers] == [("0", "3"), ("2",)]
+    rows = [(row["layer"], row["head"]) for row in found.table().rows]
+    assert rows == [(0, 0), (0, 3), (1, 2)]
+    assert found.name_of(0, 1) == "layer 0, head 3"
+
+
 @pytest.mark.slow
 def test_heads_of_a_shuffled_model_are_found_again():
     of = config()

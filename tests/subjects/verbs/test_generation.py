@@ -1,9 +1,11 @@
 """Texts that a run writes: whole characters, room, batches, and scores."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
@@ -193,6 +195,27 @@ def test_positions_of_a_table_are_the_end_of_a_text(writer):
         _job(subject, "abc", tokens=8)
     with pytest.raises(ConfigError, match="prompt must be of at most 9 tokens"):
         _job(subject, "a" * 10)
+
+
+class _Digits:
+    def encode(self, text):
+        return list(map(int, text))
+
+    def decode(self, tokens):
+        return "".join(map(str, tokens))
+
+
+def test_a_function_writes_as_long_as_its_logits_are_finite():
+    def counting(params, tokens):  # a table of 6 positions, with NaN past its end
+        positions = jnp.take(params, jnp.arange(tokens.shape[1]), axis=0)
+        logits = jax.nn.one_hot((tokens + 1) % 9, 10) + positions.mean()
+        return logits.at[..., 9].set(-jnp.inf)  # never written
+
+    subject = mh.wrap(counting, np.ones(6, np.float32), _Digits())
+    assert subject.generate("127", tokens=3, temperature=0) == "801"
+    for tokens in (4, 32):
+        with pytest.raises(ValueError, match=f"tokens .* got {tokens}: .* position 2"):
+            subject.generate("127", tokens=tokens, temperature=0)
 
 
 @pytest.mark.slow
