@@ -61,7 +61,7 @@ def commands() -> dict[str, Command]:
 
 def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None:
     """Writes the files of a verb's result; prints it, and their paths."""
-    written = result.save(folder, formats)
+    written = result.save(os.path.join(folder, ""), formats)  # also if it has a dot
     print(result.title, result.text(), sep="\n\n")
     print("\nFiles:", *written, sep="\n  ")
 

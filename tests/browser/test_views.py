@@ -269,5 +269,7 @@ def test_predictions_open_at_the_first_position(drawn):
     assert cell["x"] + cell["width"] <= box["x"] + box["width"] + 1
     edge = scroll.locator("th").first.bounding_box()
     edge = edge["x"] + edge["width"]
-    starts = [x.bounding_box()["x"] for x in scroll.locator("tr").first.locator("td").all()]
+    starts = [
+        x.bounding_box()["x"] for x in scroll.locator("tr").first.locator("td").all()
+    ]
     assert min(abs(x - edge) for x in starts) <= 1.5
