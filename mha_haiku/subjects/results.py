@@ -58,8 +58,8 @@ class Result(abc.ABC):
         if path.suffix not in offered:
             raise ValueError(
                 "path must be a folder, or a file that ends with one of "
-                f"{', '.join(offered)}; got {str(path)!r}. A folder whose name has a dot "
-                "ends with a slash."
+                f"{', '.join(offered)}; got {str(path)!r}. A folder with a dot in its "
+                "name ends with a slash."
             )
         if path.suffix in writers:
             return [writers[path.suffix](path)]
