@@ -21,7 +21,7 @@ import json
 import math
 import string
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -239,18 +239,18 @@ def _of_roles(maps: MapSet) -> list[str | list]:
     if names is None:
         return []
     counts = collections.Counter(name for name in names.flat if name)
+    if not counts:
+        return []
     others, total = counts.pop(_MIXED, 0), counts.total()
     does = {
         name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
         for name, _ in counts.most_common()
     }
-    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
-    if others:
-        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
-    if not parts:
-        return []
-    heads = f"{total + others} head{'s' * (total + others != 1)}"
-    said: list[str | list] = [f"Of {heads} {_listed(parts)}. "]
+    if total + others == 1:
+        (does_it,) = [f"attends {y}" for y in does.values()] or ["has no clear role"]
+        said: list[str | list] = [f"The one head {does_it}. "]
+    else:
+        said = [_counted(counts, does, others)]
     # The clearest head of each role, and of these the clearest ones, by the share of
     # attention on what the role is about; where the score is none, after the others.
     best = np.full((2, *names.shape), -np.inf)
@@ -264,6 +264,14 @@ def _of_roles(maps: MapSet) -> list[str | list]:
         does_it = _at_distance(maps, place) if name == "positional" else does[name]
         clearest += [_head(maps, *place), f" {does_it} ({scores[place]:.2f})", "; "]
     return [*said, "The clearest: ", *clearest[:-1], ". "] if clearest else said
+
+
+def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) -> str:
+    """Says how many heads have each role, in a sentence."""
+    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
+    if others:
+        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
+    return f"Of {sum(counts.values()) + others} heads {_listed(parts)}. "
 
 
 def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:

@@ -328,7 +328,7 @@ def test_a_page_says_what_heads_do_and_which_matter(whole):
     first, second = (each["said"] for each in page.contents(whole)["sets"])
     head = ["layer 0, head 0", 0, 0]
     assert first == [
-        "Of 1 head 1 attends to what followed the same token before. ",
+        "The one head attends to what followed the same token before. ",
         "The clearest: ",
         head,
         " to what followed the same token before (0.75)",
