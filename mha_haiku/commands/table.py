@@ -74,7 +74,7 @@ def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
 def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None:
     """Prints a verb's result; writes its files, and prints their paths."""
     print(result.title, result.text(), sep="\n\n")
-    written = result.save(folder, formats)
+    written = result.save(os.path.join(folder, ""), formats)  # also if it has a dot
     print("\nFiles:", *written, sep="\n  ")
 
 

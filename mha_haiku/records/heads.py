@@ -284,7 +284,7 @@ class Heads:
             shown = tables.WITH_ERROR if column.is_ranked else "{0:.3g}"
             csv = (name, f"{name}_standard_error")
             columns.append(tables.Column(name, column.unit, shown, csv))
-            if column.ranks is not None:
+            if column.ranks is not None and not np.isnan(column.ranks).all():
                 csv = (f"{name}_rank_low", f"{name}_rank_high")
                 columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
         return tables.Table(columns, [*self._rows()], num_keys=len(keys))

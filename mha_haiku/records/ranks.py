@@ -25,7 +25,8 @@ def rank_intervals(
 
     An interval contains a share `level` of resamples, which draw the examples with
     replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
-    important head; NaN where there is no head.
+    important head; NaN where there is no head, or of fewer than two examples, which
+    tell nothing about the spread.
 
     Raises:
       ValueError: If the level is not between 0 and 1, or there are only means.
@@ -45,10 +46,12 @@ def rank_intervals(
     values = found.per_example
     if values is None:
         raise ValueError("found must have per_example, got only means.")
+    count = len(values)
+    if count < 2:
+        return np.full((*values.shape[1:], 2), np.nan)
     generator = np.random.default_rng(seed)
     exists = ~np.isnan(values[0])
     values = values[:, exists]
-    count = len(values)
     draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
     ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
     ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)

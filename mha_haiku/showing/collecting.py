@@ -24,8 +24,13 @@ from mha_haiku.records.heads import OFFSET, ROLE
 from mha_haiku.records.map_set import Example, MapSet
 
 Array = jax.Array
-# Statistics that have another name where it is known which positions they are of.
-NAMES = {"chosen_positions": "special_tokens"}
+# Names and labels of statistics where it is known which positions they are of.
+NAMES = {
+    "chosen_positions": (
+        "separators",
+        "attention on special tokens after the first position, such as [SEP]",
+    )
+}
 
 
 class Seen(NamedTuple):
@@ -259,12 +264,14 @@ def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
 def summary(
     statistics: Sequence[Mapping[str, np.ndarray]],
     columns: Sequence[Sequence[int]],
+    *,
+    names: Mapping[str, tuple[str, str]] = NAMES,
 ) -> dict[str, Column]:
     """Averages each statistic over examples, `[L, H]`, with standard errors.
 
     For each layer pass the result of `per_head`, `[N, H]`, where H may differ and a
     number may be missing, and the column of each head in the result, such as its index
-    in the unpruned layer.
+    in the unpruned layer. `names` has other names and labels of statistics.
     """
     num_heads = 1 + max(max(places, default=-1) for places in columns)
 
@@ -275,16 +282,17 @@ def summary(
                 row[list(places)] = mean(layer[name])
         return rows
 
-    names = dict.fromkeys(name for layer in statistics for name in layer)
+    given = dict.fromkeys(name for layer in statistics for name in layer)
     known = attention.STATISTICS
     found = {}
     for name in [
-        *(x for x in names if x not in known),
-        *(x for x in known if x in names),
+        *(x for x in given if x not in known),
+        *(x for x in known if x in given),
     ]:
         entry = known.get(name)
         unit = alignment.UNIT if entry is None else entry.unit
         label = alignment.label(name) if entry is None else entry.label
         mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
-        found[NAMES.get(name, name)] = Column(mean, unit, label, error)
+        name, label = names.get(name, (name, label))
+        found[name] = Column(mean, unit, label, error)
     return found

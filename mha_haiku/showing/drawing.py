@@ -111,15 +111,20 @@ def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
     formats = tuple(formats)
     if not formats:
         raise checks.ConfigError("format must name one at least, such as png.")
+    if offered := known_formats():
+        with checks.user_mistakes():
+            for name in formats:
+                checks.choice("format", name, offered)
+    return formats
+
+
+def known_formats() -> list[str]:
+    """Returns the file formats of matplotlib, none if it is not installed."""
     if importlib.util.find_spec("matplotlib") is None:
-        return formats
+        return []
     from matplotlib import backend_bases
 
-    offered = backend_bases.FigureCanvasBase.get_supported_filetypes()
-    with checks.user_mistakes():
-        for name in formats:
-            checks.choice("format", name, sorted(offered))
-    return formats
+    return sorted(backend_bases.FigureCanvasBase.get_supported_filetypes())
 
 
 def content(draw: Callable[[], "Figure"], format: str = "png") -> bytes:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _COLUMNS = 4  # of heat maps in a picture
-_MOST_NAMES = 40  # heads, up to which each has its name below its bar
+_MOST_NAMES = 200  # of heads below their bars; of more heads every n-th is named
 
 
 def picture(found: Heads, *, title: str | None = None) -> "Figure":
@@ -63,13 +63,15 @@ def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
     """Draws a row per measure: heads by layer, and next to it in order."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
+    has_errors = any(_errors(column) is not None for column in numbers.values())
+    shown = "mean and standard error" if has_errors else "mean"
 
     sheet = drawing.sheet(
         sum(across) + 2.4,
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
         note="Left: a cell is a head, with its name. Right: the most important "
-        f"head first, mean and standard error.{_gray(numbers, layers)}",
+        f"head first, {shown}.{_gray(numbers, layers)}",
     )
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
@@ -130,10 +132,10 @@ def _draw_bars(
     cells = np.argwhere(~np.isnan(numbers.mean))
     order = cells[np.argsort(-numbers.mean[tuple(cells.T)], kind="stable")]
     places = tuple(order.T)
-    errors = numbers.standard_error
+    errors = _errors(numbers)
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
     colors = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
-    spread = None if errors is None else np.nan_to_num(errors[places])
+    spread = None if errors is None else errors[places]
     heights = numbers.mean[places]
     axes.bar(range(len(order)), heights, yerr=spread, color=colors, capsize=2)
     if kinds:
@@ -144,9 +146,16 @@ def _draw_bars(
     axes.set_title(label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
     axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
-    shown = order.tolist() if len(order) <= _MOST_NAMES else []
+    step = math.ceil(len(order) / _MOST_NAMES) or 1
+    shown = order[::step].tolist()
     names = [f"{layers[i].address}.{layers[i].heads[h]}" for i, h in shown]
-    axes.set_xticks(range(len(names)), names, fontsize=6, rotation=90)
+    axes.set_xticks(range(0, len(order), step), names, fontsize=6, rotation=90)
+
+
+def _errors(numbers: Column) -> np.ndarray | None:
+    """Returns the standard errors, which fewer than two examples do not have."""
+    errors = numbers.standard_error
+    return None if errors is None or np.isnan(errors).all() else errors
 
 
 def _gray(numbers: Columns, layers: Sequence[Layer]) -> str:

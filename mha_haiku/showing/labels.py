@@ -19,6 +19,27 @@ _SPECIAL = re.compile(
     r"|<(pad|bos|eos|sos|cls|sep|start|end|start_of_turn|end_of_turn)>"
 )
 
+_PLACE = re.compile(r"\d+,\d+|[\d.]+s")  # of a patch of a picture, or of a sound
+
+
+def beginning(tokens: Sequence[str], longest: int) -> str:
+    """Joins the words of tokens but special ones, up to about `longest` characters.
+
+    It is "" if there are no words.
+    """
+    words = [x for x in tokens if x and not _is_no_word(x.strip())]
+    is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
+    is_text = is_spelled or any(x.startswith((" ", "\n")) for x in words)
+    text = ("" if is_text else " ").join(words).strip()
+    if len(text) <= longest:
+        return text
+    return (text[:longest].rpartition(" ")[0] or text[:longest]) + " …"
+
+
+def _is_no_word(token: str) -> bool:
+    """Whether a token is special, or a place in a picture or a sound."""
+    return is_special(token) or _PLACE.fullmatch(token) is not None
+
 
 def pieces(tokens: Sequence[str]) -> list[str]:
     """Spells the tokens of a text, by `piece` if words begin with spaces.

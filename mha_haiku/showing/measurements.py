@@ -19,13 +19,18 @@ from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+    from matplotlib.transforms import Bbox
 
 _MOST_EDGES = 64
 _MOST_ROWS = 20
 _MOST_WITH_ERRORS = 16  # heads of a layer
 _COLORS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
-# Edges between the same two nodes are drawn side by side.
+# Edges between the same two nodes are drawn side by side; each is bent further, in
+# steps, until it passes no other node.
 _BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
+_BEND_STEP = 0.06
+_MOST_BENT = 2.0
+_CLEARANCE = 4  # pixels between an edge and a node that it passes
 _THICKEST = 4.0  # points of the strongest edge
 _SHARES = ("probability", "score")  # units with colors from 0 to 1
 
@@ -256,14 +261,16 @@ shows(heads.Edges, _of_edges)
 def _(what: heads.Edges, *, title: str | None) -> "Figure":
     """Draws a graph of the strongest edges, and next to it all edges as cells."""
     grid = _of_edges(what)
-    height = max(3.0, 0.25 * len(grid.rows) + 1.5)
+    strongest = np.zeros(len(what.strength), bool)
+    strongest[np.argsort(-what.strength)[:_MOST_EDGES]] = True
+    places = _places(what, strongest)
+    up = max(y for _, y in places.values())
+    height = max(3.0, 0.25 * len(grid.rows) + 1.5, 0.7 * up + 2)
     width = 6 + 0.3 * len(grid.columns)
     sheet = drawing.sheet(width, height, title=title or grid.title)
     graph_axes, cells = sheet.subplots(1, 2)
-    strongest = np.zeros(len(what.strength), bool)
-    strongest[np.argsort(-what.strength)[:_MOST_EDGES]] = True
-    _draw_graph(graph_axes, what, strongest, _places(what, strongest))
     grid.draw(cells)
+    _draw_graph(graph_axes, what, strongest, places)
     return sheet
 
 
@@ -285,23 +292,12 @@ def _draw_graph(
     axes.set_axis_off()
     lowers = kept & (edges.mean < 0) & (edges.kept is None)
     strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
-    for i in np.flatnonzero(kept):
-        ends = (places[tuple(x[i])] for x in (edges.receivers, edges.senders))
-        axes.annotate(
-            "",
-            *ends,
-            arrowprops={
-                "arrowstyle": "-",
-                "color": _COLORS[str(edges.kinds[i])],
-                "linestyle": "--" if lowers[i] else "-",
-                "linewidth": max(0.5, _THICKEST * strengths[i]),
-                "connectionstyle": f"arc3,rad={_BENDS[str(edges.kinds[i])]}",
-            },
-        )
+    nodes = {}
     for node, (x, y) in places.items():
         box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
         style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
-        axes.text(x, y, graph.label(node), bbox=box, parse_math=False, **style)
+        style |= {"bbox": box, "zorder": 4}  # above the edges
+        nodes[node] = axes.text(x, y, graph.label(node), parse_math=False, **style)
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
@@ -311,6 +307,48 @@ def _draw_graph(
         axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
     axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
+
+    axes.figure.draw_without_rendering()  # the places of nodes depend on the rest
+    boxes = {x: y.get_bbox_patch().get_window_extent() for x, y in nodes.items()}
+    for i in np.flatnonzero(kept):
+        ends = [tuple(x[i].tolist()) for x in (edges.receivers, edges.senders)]
+        passed = [box for node, box in boxes.items() if node not in ends]
+        pixels = axes.transData.transform([places[x] for x in ends])
+        bend = _bend(*pixels[::-1], passed, first=_BENDS[str(edges.kinds[i])])
+        axes.annotate(
+            "",
+            *(places[x] for x in ends),
+            arrowprops={
+                "arrowstyle": "-",
+                "color": _COLORS[str(edges.kinds[i])],
+                "linestyle": "--" if lowers[i] else "-",
+                "linewidth": max(0.5, _THICKEST * strengths[i]),
+                "connectionstyle": f"arc3,rad={bend}",
+            },
+        )
+
+
+def _bend(
+    start: np.ndarray, end: np.ndarray, passed: Sequence["Bbox"], *, first: float
+) -> float:
+    """Finds the bend nearest to the first with which an edge hits the fewest boxes.
+
+    The ends are in pixels. A bend is as of matplotlib's "arc3": the share of the length
+    by which the control point of a quadratic curve is away from its middle.
+    """
+    along = np.linspace(0, 1, 65)[:, None]
+    across = (end - start)[::-1] * [1, -1]
+    wider = [x.padded(_CLEARANCE) for x in passed]
+
+    def hits(bend: float) -> int:
+        control = (start + end) / 2 + bend * across
+        curve = (1 - along) ** 2 * start + along**2 * end
+        curve = curve + 2 * along * (1 - along) * control
+        return sum(box.count_contains(curve) > 0 for box in wider)
+
+    further = _BEND_STEP * np.arange(1, round(_MOST_BENT / _BEND_STEP) + 1)
+    sides = np.stack([first + further, first - further], 1).ravel()
+    return min([first, *sides.tolist()], key=hits)  # the first of equal ones
 
 
 def _places(

@@ -21,7 +21,7 @@ import json
 import math
 import string
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -40,6 +40,7 @@ _MOST_ANSWERS = 512
 _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
+_PREDICTED = "token predicted"  # the label of an axis
 _MOST_SAID = 3  # heads that the sentence below the title names
 # How heads of a role attend.
 _ROLES = {
@@ -57,6 +58,8 @@ _ROLES = {
     "broad": "broadly",
 }
 _VAGUE = {"uniform", "broad"}
+# Their scores are no shares of attention, and are not compared with such.
+_BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
 _MIXED = "mixed"  # no clear role
 _VIEWER = importlib.resources.files("mha_haiku.showing").joinpath("viewer")
 
@@ -236,30 +239,39 @@ def _of_roles(maps: MapSet) -> list[str | list]:
     if names is None:
         return []
     counts = collections.Counter(name for name in names.flat if name)
+    if not counts:
+        return []
     others, total = counts.pop(_MIXED, 0), counts.total()
     does = {
         name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
         for name, _ in counts.most_common()
     }
-    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
-    if others:
-        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
-    if not parts:
-        return []
-    heads = f"{total + others} head{'s' * (total + others != 1)}"
-    said: list[str | list] = [f"Of {heads} {_listed(parts)}. "]
-    # The clearest head of each role, and of these the clearest ones.
-    best = np.full(names.shape, -np.inf)
+    if total + others == 1:
+        (does_it,) = [f"attends {y}" for y in does.values()] or ["has no clear role"]
+        said: list[str | list] = [f"The one head {does_it}. "]
+    else:
+        said = [_counted(counts, does, others)]
+    # The clearest head of each role, and of these the clearest ones, by the share of
+    # attention on what the role is about; where the score is none, after the others.
+    best = np.full((2, *names.shape), -np.inf)
     for name in does.keys() - _VAGUE:
         of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
         place = np.unravel_index(np.argmax(of_role), names.shape)
-        best[place] = of_role[place]
+        best[int(name in _BY_LARGEST), *place] = of_role[place]
     clearest = []
-    for place in _largest(best):
+    for place in [*_largest(best[0]), *_largest(best[1])][:_MOST_SAID]:
         name = str(names[place])
         does_it = _at_distance(maps, place) if name == "positional" else does[name]
-        clearest += [_head(maps, *place), f" {does_it} ({best[place]:.2f})", "; "]
+        clearest += [_head(maps, *place), f" {does_it} ({scores[place]:.2f})", "; "]
     return [*said, "The clearest: ", *clearest[:-1], ". "] if clearest else said
+
+
+def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) -> str:
+    """Says how many heads have each role, in a sentence."""
+    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
+    if others:
+        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
+    return f"Of {sum(counts.values()) + others} heads {_listed(parts)}. "
 
 
 def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
@@ -267,10 +279,13 @@ def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
     if OFFSET not in maps.columns:
         return _ROLES["positional"]
     before = int(maps.columns[OFFSET].mean[place])
+    is_cross = maps.layers[place[0]].kind == "cross"
     if not before:
-        return _ROLES["own_position"]
+        other = "to the same position of the other text"
+        return other if is_cross else _ROLES["own_position"]
     where = "before" if before > 0 else "after"
-    return f"to the position {abs(before)} {where} each token"
+    of = "the same one of the other text" if is_cross else "each token"
+    return f"to the position {abs(before)} {where} {of}"
 
 
 def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
@@ -424,12 +439,20 @@ def _notes(shown: Dossier) -> list[str]:
     first = shown.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
     notes = [*shown.notes, *filter(None, pooling)]
-    if {layer.kind for layer in layers} & {"decoder", "cross"}:
+    of_decoder = {
+        layer.kind: first.axes(layer).queries.label
+        for layer in shown.sets[0].layers
+        if layer.kind in ("decoder", "cross")
+    }
+    if of_decoder:
+        predicting = [x for x, label in of_decoder.items() if label == _PREDICTED]
+        named = "It is named by the token that it reads"
+        if predicting:
+            named += f", in {' and '.join(predicting)} maps by the one that it should "
+            named += "predict"
         notes.append(
             "A row of a decoder or cross map is a position of the decoder: it has read "
-            "the target up to there, and predicts the next token. In decoder maps it "
-            "is named by the token that it reads, in cross maps by the one that it "
-            "should predict."
+            f"the target up to there, and predicts the next token. {named}."
         )
     for maps in shown.sets:
         places = [

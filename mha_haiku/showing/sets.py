@@ -26,6 +26,7 @@ from mha_haiku.showing import collecting, labels
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
+_LONGEST_NAME = 40  # characters of the text in the name of an example
 _MOST_EXAMPLES = 16
 
 _Tokens = tuple[tuple[str, ...], ...]  # the T texts of N examples
@@ -276,9 +277,11 @@ def map_set(
             for kind, own in edges.items()
         }
         main = axes.get("decoder", next(iter(axes.values())))
+        text = labels.beginning(main.keys.tokens, _LONGEST_NAME) if count > 1 else ""
+        named = "example " + ", ".join(map(str, place))
         examples.append(
             Example(
-                "example " + ", ".join(map(str, place)),
+                ": ".join(filter(None, (named, text))),
                 main.queries,
                 main.keys,
                 (),

@@ -1,7 +1,6 @@
 """`show`: maps, runs and numbers of heads as one view for notebooks and files."""
 
 import dataclasses
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -14,7 +13,6 @@ from mha_haiku.showing.shown import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _LONGEST_TITLE = 80  # characters of a text
-_PLACE = re.compile(r"\d+,\d+|[\d.]+s")  # of a patch of a picture, or of a sound
 _HEIGHT = 680  # pixels of a page inside of a notebook
 _MOST_THUMBNAILS = 48
 _PICTURE = 560  # pixels of the longer side, about
@@ -127,13 +125,7 @@ def _of_maps(found: sets.TextMaps, compare: Any) -> map_set.Dossier:
 def _title(found: sets.TextMaps, shown_set: map_set.MapSet) -> str:
     """Names the model and its first text, or the sizes if neither is known."""
     tokens = shown_set.examples[0].keys.tokens
-    words = [x for x in tokens if x and not _is_no_word(x.strip())]
-    is_spelled = all(len(x) == 1 for x in words) and any(map(str.isalpha, words))
-    is_text = is_spelled or any(x.startswith((" ", "\n")) for x in words)
-    text = ("" if is_text else " ").join(words).strip()
-    if len(text) > _LONGEST_TITLE:
-        text = text[:_LONGEST_TITLE].rpartition(" ")[0] or text[:_LONGEST_TITLE]
-        text += " …"
+    text = labels.beginning(tokens, _LONGEST_TITLE)
     if len(shown_set.inputs) > 1 and text:
         text += f" (and {len(shown_set.inputs) - 1} more)"
     name = found.name.rpartition("/")[2]  # of a repository or a folder
@@ -144,11 +136,6 @@ def _title(found: sets.TextMaps, shown_set: map_set.MapSet) -> str:
     layers = f"{len(maps)} layers, " if len(maps) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
     return f"Attention, {layers}{shape}, mask {first.weighting.mask}"
-
-
-def _is_no_word(token: str) -> bool:
-    """Whether a token is special, or a place in a picture or a sound."""
-    return labels.is_special(token) or _PLACE.fullmatch(token) is not None
 
 
 def _inline(whole: map_set.Dossier, html: str) -> str:

@@ -170,7 +170,7 @@ def heads_of(statistics: attention.Statistics) -> Heads:
     over = "" if examples == 1 else f", means over {examples} examples"
     return Heads.of(
         f"Statistics of {num_heads} heads{over}",
-        collecting.summary([layer], [range(num_heads)]),
+        collecting.summary([layer], [range(num_heads)], names={}),
         notes=("Of queries that see a key",),
     )
 

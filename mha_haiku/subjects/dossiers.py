@@ -65,7 +65,9 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
         except archive.FormatError as error:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
-        statistics = {*attention.STATISTICS, *collecting.NAMES.values(), OFFSET}
+        named = {name for name, _ in collecting.NAMES.values()}
+        # An earlier version named the separators "special_tokens".
+        statistics = {*attention.STATISTICS, *named, "special_tokens", OFFSET}
         alignments = {x: y for x, y in maps.columns.items() if x not in statistics}
         maps = dataclasses.replace(
             maps, name=f"step {step}", step=step, columns=alignments

@@ -33,15 +33,47 @@ class Result(abc.ABC):
         return self.table().text()
 
     def save(
-        self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+        self, path: str | os.PathLike, formats: Sequence[str] = ("png",)
     ) -> list[Path]:
         """Writes the table as .csv and the picture in each format; returns the paths.
 
         Without matplotlib there is no picture.
+
+        Args:
+          path: A folder, for all files; or one file, whose suffix says what is written:
+            the table for .csv, a format of matplotlib for the picture. A path that ends
+            with a slash is a folder.
+          formats: Formats of the pictures in a folder.
+
+        Raises:
+          ConfigError: If a file cannot be written.
+          ValueError: If nothing of this result has the path's suffix.
         """
-        path = checks.as_path(folder) / f"{self.file_name}.csv"
-        path = files.write(path, self.table().csv())
-        return [path, *write_pictures(path, self.picture, formats)]
+        is_folder = os.fspath(path).endswith(("/", os.sep))
+        path = checks.as_path(path)
+        if is_folder or not path.suffix or path.is_dir():
+            return self._write_all(path, formats)
+        writers = self._writers()
+        offered = [*writers, *(f".{kind}" for kind in drawing.known_formats())]
+        if path.suffix not in offered:
+            raise ValueError(
+                "path must be a folder, or a file that ends with one of "
+                f"{', '.join(offered)}; got {str(path)!r}. A folder with a dot in its "
+                "name ends with a slash."
+            )
+        if path.suffix in writers:
+            return [writers[path.suffix](path)]
+        return write_pictures(path, self.picture, [path.suffix[1:]])
+
+    def _writers(self) -> dict[str, Callable[[Path], Path]]:
+        """Returns what writes a file, by its suffix, but for pictures."""
+        return {".csv": lambda path: files.write(path, self.table().csv())}
+
+    def _write_all(self, folder: Path, formats: Sequence[str]) -> list[Path]:
+        table, *others = self._writers().items()
+        path = folder / f"{self.file_name}.csv"
+        written = [table[1](path), *write_pictures(path, self.picture, formats)]
+        return [*written, *(write(path.with_suffix(x)) for x, write in others)]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -53,12 +85,9 @@ class HeadResult(Heads, Result):
         """Draws the columns."""
         return functools.partial(head_figures.picture, self)
 
-    def save(
-        self, folder: str | os.PathLike, formats: Sequence[str] = ("png",)
-    ) -> list[Path]:
+    def _writers(self) -> dict[str, Callable[[Path], Path]]:
         """Writes the record as .npz too, for pages of maps."""
-        written = super().save(folder, formats)
-        return [*written, self.write(written[0].with_suffix(".npz"))]
+        return super()._writers() | {".npz": self.write}
 
 
 def write_pictures(

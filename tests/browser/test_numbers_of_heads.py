@@ -165,3 +165,25 @@ def test_a_page_of_two_runs_opens_with_their_comparison(drawn):
     text = opened.inner_text("#detail")
     assert "one run" in text
     assert "another" in text
+
+
+def test_each_number_says_what_it_means(drawn):
+    values = np.random.default_rng(0).random((L, H))
+    numbers = {x: records.Column(values, "nats", f"what {x} means") for x in "abcde"}
+    opened = drawn(samples.show(dataclasses.replace(_maps(), columns=numbers)))
+    opened.locator("summary", has_text="how to read them").click()
+    told = opened.locator(".standing .meaning").all_inner_texts()
+    assert sorted(told) == [f"what {x} means" for x in "abcde"]
+
+
+def test_bars_without_words_have_a_legend(drawn):
+    shown = samples.show(_maps())
+    legend = "The bar below a head has the color of its role."
+    # Thumbnails have words here.
+    opened = drawn(shown)
+    assert opened.locator(".head .role").first.inner_text() == "previous token"
+    assert opened.locator("#legend").is_hidden()
+    # And none if they are smaller, whether they are small or tiny.
+    for width in (265, 215):
+        opened = drawn(shown, viewport={"width": width, "height": 800})
+        assert opened.locator("#legend").inner_text() == legend

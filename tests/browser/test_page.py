@@ -166,6 +166,27 @@ def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viri
     assert (redder == (difference > 0))[far].all()
 
 
+def test_a_difference_of_different_texts_says_so_and_lacks_masked_cells(drawn):
+    first = samples.example("first")
+    opened = drawn(samples.show(samples.maps(first, first._replace(name="again"))))
+    opened.select_option("#compare", "example:1")
+    opened.select_option("#pair", "difference")
+    note = opened.locator("#compare-note")
+    assert note.inner_text() == ""
+    # Of another text, whose last query is padding.
+    hidden = np.arange(T)[:, None] * np.ones(S) == T - 1
+    second = samples.example("second", keys=samples.words(S, "x"), masked=hidden)
+    opened = drawn(samples.show(samples.maps(first, second)))
+    opened.select_option("#compare", "example:1")
+    opened.select_option("#pair", "difference")
+    opened.locator("svg.map").nth(1).wait_for(state="detached")
+    assert "tokens of the two differ" in opened.locator("#compare-note").inner_text()
+    opened.locator("#table-box summary").click()
+    rows = opened.locator("#table tbody tr")
+    cells = [rows.nth(t).locator("td").all_inner_texts() for t in range(T)]
+    assert cells[-1] == ["masked"] * S and "masked" not in cells[0]
+
+
 def _luminance(color: str) -> float:
     """The relative luminance of `rgb(...)` by the Web's contrast rules."""
     parts = np.array(re.findall(r"[\d.]+", color)[:3], float) / 255

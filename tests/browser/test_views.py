@@ -249,3 +249,27 @@ def test_seconds_stand_along_pooled_maps_of_sounds(drawn):
     opened.locator("svg.map").focus()
     opened.keyboard.press("Home")
     assert "key 0–7 “0.00s–0.14s”" in opened.inner_text("#readout")
+
+
+def test_predictions_open_at_the_first_position(drawn):
+    count = 30
+    words = samples.words(count, "w")
+    likeliest = tuple(((f"answer {t}", 1.0),) for t in range(count))
+    answers = map_set.Answers(("",) * count, likeliest)
+    shown = samples.example(queries=words, keys=words)._replace(answers=answers)
+    opened = drawn(samples.show(samples.maps(shown)), address="#view=map")
+    scroll = opened.locator("[aria-label=Predictions]")
+    assert scroll.evaluate("x => x.scrollWidth > x.clientWidth && x.scrollLeft") == 0
+    # A chosen position is seen whole, and the first one next to the names too.
+    opened.locator("svg.map").focus()
+    opened.keyboard.press("ArrowUp")
+    chosen = scroll.locator("td.chosen-answer").first
+    assert chosen.inner_text() == "28"
+    box, cell = scroll.bounding_box(), chosen.bounding_box()
+    assert cell["x"] + cell["width"] <= box["x"] + box["width"] + 1
+    edge = scroll.locator("th").first.bounding_box()
+    edge = edge["x"] + edge["width"]
+    starts = [
+        x.bounding_box()["x"] for x in scroll.locator("tr").first.locator("td").all()
+    ]
+    assert min(abs(x - edge) for x in starts) <= 1.5

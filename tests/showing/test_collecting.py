@@ -54,3 +54,14 @@ def test_masks_that_differ_by_head_do_so_in_their_cells():
     mask = masks.dense(allowed)
     _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
     np.testing.assert_array_equal(collecting.masked_cells(attention_map), ~allowed)
+
+
+def test_the_number_of_separators_says_which_tokens_it_counts():
+    shares = {"chosen_positions": np.array([[0.25, 0.5]])}
+    found = collecting.summary([shares], [range(2)])
+    assert list(found) == ["separators"]
+    assert found["separators"].label == (
+        "attention on special tokens after the first position, such as [SEP]"
+    )
+    # Of statistics whose positions the user chose, not known what they are.
+    assert list(collecting.summary([shares], [range(2)], names={})) == [*shares]

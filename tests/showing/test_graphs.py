@@ -80,3 +80,33 @@ def test_an_empty_circuit_is_drawn(circuit):
         circuit.edges, np.zeros(6, bool), circuit.only, circuit.without, "a measure"
     )
     assert "0 of 6 edges" in mh.plot(none).get_suptitle()
+
+
+def test_no_edge_runs_behind_a_node(circuit):
+    Path = pytest.importorskip("matplotlib.path").Path
+    ends = [
+        (graph.EMBEDDING, (0, 0), "v"),
+        ((0, 0), (0, graph.UNITS), "feed_forward"),
+        ((0, 0), graph.LOGITS, "logits"),
+        ((0, graph.UNITS), graph.LOGITS, "logits"),
+    ]
+    senders, receivers, kinds = map(np.array, zip(*ends, strict=True))
+    values, (base, other) = np.array([[4.0, 1, 3, 1]]), (np.zeros(1), np.full(1, 8.0))
+    edges = heads.Edges(values, base, other, senders, receivers, kinds)
+    column = dataclasses.replace(circuit, edges=edges, kept=np.ones(4, bool))
+    for what in (column, edges):
+        figure = mh.plot(what)
+        axes = figure.axes[0]
+        figure.draw_without_rendering()
+        boxes = {
+            text.get_text(): text.get_bbox_patch().get_window_extent()
+            for text in axes.texts
+            if text.get_text()
+        }
+        arrows = [text.arrow_patch for text in axes.texts if not text.get_text()]
+        for (*names, _), arrow in zip(ends, arrows, strict=True):
+            path = arrow.get_transform().transform_path(arrow.get_path())
+            (line,) = path.to_polygons(closed_only=False)
+            for name, box in boxes.items():
+                if name not in map(graph.label, names):
+                    assert not Path(line).intersects_bbox(box, filled=False)

@@ -130,6 +130,35 @@ def test_importance_has_heads_by_layer_and_in_order():
     assert order == [f"{i}.{names[i][h]}" for i, h in places]
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_one_example_has_neither_errors_nor_ranks(count):
+    values = np.array([[[3.0, 1.0, 2.0]], [[2.0, 1.5, 3.0]]])[:count]
+    column = Column.of_examples(values, "nats", "a label").with_ranks()
+    found = _heads({"ablation": column}, (0,))
+    names = [x.name for x in found.table().columns]
+    assert ("ablation rank" in names) == (count > 1)
+    assert ("±" in found.text()) == (count > 1)
+    sheet = head_figures.picture(found)
+    _, bars = sheet.axes[:2]
+    assert len(bars.collections) == (count > 1)  # the lines of errors
+    assert ("standard error" in sheet.get_suptitle()) == (count > 1)
+    # The heads are still in order.
+    heights = [x.get_height() for x in bars.patches]
+    assert heights == sorted(column.mean.ravel(), reverse=True)
+
+
+@pytest.mark.parametrize(("shape", "step"), [((6, 8), 1), ((16, 16), 2)])
+def test_bars_of_many_heads_are_named(shape, step):
+    column = Column.of_examples(np.random.default_rng(0).random((2, *shape)), "", "")
+    found = _heads({"ablation": column}, range(shape[0]), range(shape[1]))
+    _, bars = head_figures.picture(found).axes[:2]
+    order = sorted(np.ndindex(*shape), key=lambda place: -column.mean[place])
+    told = dict(zip(bars.get_xticks(), bars.get_xticklabels(), strict=True))
+    assert list(told) == [*range(0, len(order), step)]
+    for i, label in told.items():
+        assert label.get_text() == "{}.{}".format(*order[i])
+
+
 @pytest.mark.parametrize("value", [0.0, -1.0])
 def test_numbers_that_are_all_alike_can_be_drawn(value):
     column = Column(np.full((1, 2), value), "nats", "what x is")

@@ -310,14 +310,25 @@ def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     assert example["kinds"]["encoder"]["answers"] is None
     assert example["kinds"]["cross"]["alignment"] == [[0, 4], [1, 3], [2, 0], [2, 1]]
     assert example["kinds"]["cross"]["queries"]["notes"][1] == "reads “a”"
-    assert "predicts the next token" in " ".join(shown["notes"])
+    (note,) = (x for x in shown["notes"] if "predicts the next token" in x)
+    assert note.endswith("in cross maps by the one that it should predict.")
+    # Where rows of cross maps are the tokens read, as of a wrapped model.
+    examples = []
+    for each in maps.examples:
+        cross = each.kinds["cross"]
+        cross = cross._replace(queries=cross.queries._replace(label="", notes=()))
+        examples.append(each._replace(kinds=each.kinds | {"cross": cross}))
+    maps = dataclasses.replace(maps, examples=tuple(examples))
+    shown = page.contents(map_set.Dossier("", (maps,)))
+    (note,) = (x for x in shown["notes"] if "predicts the next token" in x)
+    assert note.endswith("It is named by the token that it reads.")
 
 
 def test_a_page_says_what_heads_do_and_which_matter(whole):
     first, second = (each["said"] for each in page.contents(whole)["sets"])
     head = ["layer 0, head 0", 0, 0]
     assert first == [
-        "Of 1 head 1 attends to what followed the same token before. ",
+        "The one head attends to what followed the same token before. ",
         "The clearest: ",
         head,
         " to what followed the same token before (0.75)",
@@ -357,3 +368,35 @@ def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
     shown = whole._replace(sets=(first,))
     (contents,) = page.contents(shown)["sets"]
     assert contents["said"][-2] == f" {words} (0.95)"
+
+
+def test_offsets_of_cross_heads_are_between_two_texts(load):
+    maps = load(make_maps_of_kinds())
+    names = np.full((3, 3), "", object)
+    names[2, 0] = "positional"
+    scores = np.where(names == "", np.nan, 0.95)
+    told = []
+    for offset in (0, 1):
+        offsets = records.Column(np.full((3, 3), float(offset)), "positions", "t - s")
+        role = records.Column(scores, "score", "what", names=names)
+        shown = dataclasses.replace(maps, columns={"role": role, "offset": offsets})
+        (contents,) = page.contents(map_set.Dossier("", (shown,)))["sets"]
+        told.append(contents["said"][-2])
+    assert told == [
+        " to the same position of the other text (0.95)",
+        " to the position 1 before the same one of the other text (0.95)",
+    ]
+
+
+def test_the_clearest_heads_are_those_with_most_attention_on_what_their_role_is(whole):
+    # Three of four heads: the scores of the others are no shares of attention.
+    names = np.array([["positional", "previous_token"], ["first_token", ""]])
+    scores = np.array([[1.0, 0.6], [0.7, np.nan]])
+    columns = {"role": records.Column(scores, "score", "what", names=names)}
+    shown = whole._replace(sets=(dataclasses.replace(whole.sets[0], columns=columns),))
+    (contents,) = page.contents(shown)["sets"]
+    assert [x[1:] for x in contents["said"] if isinstance(x, list)] == [
+        [1, 0],
+        [0, 1],
+        [0, 0],
+    ]

@@ -294,6 +294,17 @@ def test_a_layer_without_heads_is_beside_others(attention_map):
     assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]
 
 
+def test_inputs_are_named_by_the_beginnings_of_their_texts():
+    attention_map = make_map(batch=(2,), queries=12, keys=12)
+    words = ["[CLS]", *(f" word{i}" for i in range(10)), "[SEP]"]
+    second = ["[CLS]", " The", " end", ".", "[SEP]", *["[PAD]"] * 7]
+    page = page_of(mh.show(attention_map, tokens=[words, second]))
+    assert [each["name"] for each in page["sets"][0]["examples"]] == [
+        "example 0: word0 word1 word2 word3 word4 word5 …",
+        "example 1: The end.",
+    ]
+
+
 def test_a_title_is_the_model_and_its_text():
     attention_map = make_map(batch=(1,), queries=5, keys=5)
     tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]

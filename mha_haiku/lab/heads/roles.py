@@ -45,6 +45,7 @@ ROLES = {
         "mass on what followed the token before, of queries whose token has occurred",
         score="induction_of_repeated",
     ),
+    # Not where one of the roles of offsets -1, 0 and 1 above is reached.
     "positional": Role(0.9, "share of queries with the largest weight at one offset"),
     "anti_diagonal": Role(
         0.9, "share of queries with the largest weight at one sum of both positions"
@@ -57,6 +58,7 @@ ROLES = {
     "broad": Role(0.75, _ENTROPY, limit=0.95, score="relative_entropy"),
 }
 MIXED = "mixed"
+_NEAR = ("previous_token", "next_token", "own_position")  # offsets with a role
 _LONGEST = max(map(len, ROLES))
 # The largest offset, and distance from the anti-diagonal, that is counted separately.
 _FARTHEST = 128
@@ -115,11 +117,15 @@ def roles(
 def role_of(scores: Mapping[str, float]) -> str:
     """Chooses the role whose score is furthest on the way from its threshold to 1.
 
-    Scores are by the names of `SCORES`; "mixed" if none reaches its threshold.
+    Scores are by the names of `SCORES`; "mixed" if none reaches its threshold. A head
+    that reaches the threshold of "previous_token", "next_token" or "own_position" is
+    not "positional", which is for other offsets.
 
     Example:
       >>> mh.heads.role_of({"previous_token": 0.6, "first_token": 0.9})
       'first_token'
+      >>> mh.heads.role_of({"previous_token": 0.6, "positional": 1.0})
+      'previous_token'
       >>> mh.heads.role_of({"previous_token": 0.2, "first_token": 0.3})
       'mixed'
     """
@@ -128,6 +134,8 @@ def role_of(scores: Mapping[str, float]) -> str:
         score = scores.get(role.score or name, -1.0)
         if role.threshold <= score < role.limit:
             margins[name] = (score - role.threshold) / (1 - role.threshold)
+    if any(name in margins for name in _NEAR):
+        margins.pop("positional", None)
     return max(margins, key=margins.__getitem__, default=MIXED)
 
 

@@ -37,6 +37,7 @@ function answersPanel() {
   const element = make('div', '', { className: 'answers-panel' }, summary, scroll);
   let context = null;
   let drawn = null; // the example whose answers stand there
+  let seen = null; // the column that was chosen last: scrolled to only where that changes
 
   const ranks = ['prediction', 'second', 'third'];
   const line = (name, cells) => make('tr', '', {}, make('th', name, { scope: 'row' }), ...cells);
@@ -68,6 +69,18 @@ function answersPanel() {
     table.replaceChildren(...lines);
   }
 
+  // Scrolls no further than a column needs to be seen whole, and cuts none beside the names.
+  function showColumn(column) {
+    const [names, ...cells] = table.rows[0].cells;
+    const starts = cells.map((cell) => cell.offsetLeft - names.offsetWidth);
+    const end = starts[column] + cells[column].offsetWidth;
+    const room = scroll.clientWidth - names.offsetWidth;
+    if (starts[column] < scroll.scrollLeft) scroll.scrollLeft = starts[column];
+    else if (end > scroll.scrollLeft + room) {
+      scroll.scrollLeft = starts.find((start) => end - start <= room) ?? starts[column];
+    }
+  }
+
   table.addEventListener('click', (event) => {
     const cell = event.target.closest('td');
     if (!cell || context.example.answers.whole) return;
@@ -83,13 +96,14 @@ function answersPanel() {
       if (drawn !== context.example) {
         build(answers);
         drawn = context.example;
+        seen = null;
       }
       const chosen = answers.whole ? -1 : answers.shown.findIndex(([position]) => position === context.choice.query);
       for (const cell of table.querySelectorAll('.chosen-answer')) cell.classList.remove('chosen-answer');
       if (chosen < 0) return;
       for (const { cells } of table.rows) cells[chosen + 1].classList.add('chosen-answer');
-      const place = table.rows[0].cells[chosen + 1].offsetLeft - scroll.clientWidth / 2;
-      if (Math.abs(place - scroll.scrollLeft) > scroll.clientWidth / 3) scroll.scrollLeft = place;
+      if (seen !== null && seen !== chosen) showColumn(chosen);
+      seen = chosen;
     },
   };
 }

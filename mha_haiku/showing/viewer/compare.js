@@ -87,5 +87,10 @@ function shownContexts(room) {
   const context = { ...first, map, end: scaleEnd(map, maps), signed: true };
   const [mine, its] = [nameOf(here, here, there), nameOf(there, here, there)];
   const caption = `${mine} less ${its}: red is more in the first, blue in the second`;
-  return { shown: [{ context, caption }] };
+  const differ = ['queries', 'keys'].some((side) => (
+    first.maps[side].tokens.some((text, position) => text !== maps[side].tokens[position])
+  ));
+  const reason = differ ? 'The tokens of the two differ: weights at the same positions are subtracted, '
+    + 'and the tokens are those of the first.' : undefined;
+  return { shown: [{ context, caption }], reason };
 }

@@ -171,13 +171,19 @@ class MeanMap extends CellMap {
   }
 }
 
-// One map less another of the same positions; masked where both are.
+// One map less another of the same positions; masked where one of them is or lacks the position.
 class Difference extends CellMap {
   constructor(first, second) {
     super(first.queries, first.keys, true);
     const [rows, columns] = [binsIn(first.queries, second.queries), binsIn(first.keys, second.keys)];
+    const lacks = (axis, other, bins) => bins.map((bin, own) => (
+      Boolean(other.kept) && other.start(bin) !== axis.start(own)
+    ));
+    const noRow = lacks(first.queries, second.queries, rows);
+    const noColumn = lacks(first.keys, second.keys, columns);
     this.at = (query, key) => first.at(query, key) - second.at(rows[query], columns[key]);
-    this.masked = (query, key) => first.masked(query, key) && second.masked(rows[query], columns[key]);
+    this.masked = (query, key) => noRow[query] || noColumn[key]
+      || first.masked(query, key) || second.masked(rows[query], columns[key]);
     this.largest = this.counted().largest;
   }
 }

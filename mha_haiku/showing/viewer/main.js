@@ -150,7 +150,8 @@ function point(cell, context = shown[0]?.context) {
   const { query, key } = cell ?? context;
   const { map, queries, keys } = context;
   element('readout').classList.toggle('pooled', context.maps.queries.pooled);
-  const weight = map.masked(query, key) ? 'masked, may not attend' : shownWeight(map.at(query, key));
+  const noWeight = map instanceof Difference ? 'no difference, masked in one of the two' : 'masked, may not attend';
+  const weight = map.masked(query, key) ? noWeight : shownWeight(map.at(query, key));
   const aligned = context.isAligned(query, key) ? ', aligned' : '';
   element('readout').textContent = `query ${place(queries, query)} → key ${place(keys, key)}: ${weight}${aligned}`;
   for (const one of shown) {

@@ -246,12 +246,16 @@ function tellLegend(set, barred, names) {
     const unit = set.numbers.find((each) => each.name === name)?.unit;
     return shorten(inWords(name) + (unit ? ` in ${unit}` : ''), 60);
   };
-  const lines = overview.lines.slice(0, overview.most);
-  let text = '';
-  if (!choice.order && names.length && overview.side < captionFrom) {
-    if (barred === 'role') text = 'The bar below a head has the color of its role.';
-    else if (barred) text = `The bar below a head: its ${told(barred)}, as a share of the largest.`;
-  } else if (!choice.order && lines.some((name) => name !== 'role')) text = `Below a head: ${lines.map(told).join('; ')}.`;
+  const isSmall = overview.side < captionFrom; // bars alone
+  const lines = isSmall ? [barred].filter(Boolean) : overview.lines.slice(0, overview.most);
+  const numbers = lines.filter((name) => name !== 'role').map(told);
+  const said = [];
+  if (!choice.order && names.length) {
+    if (lines.includes('role') && overview.side < wordFrom) said.push('The bar below a head has the color of its role.');
+    if (numbers.length && isSmall) said.push(`The bar below a head: its ${numbers[0]}, as a share of the largest.`);
+    else if (numbers.length) said.push(`Below a head: ${numbers.join('; ')}.`);
+  }
+  const text = said.join(' ');
   element('legend').textContent = text;
   element('legend').hidden = !text;
 }

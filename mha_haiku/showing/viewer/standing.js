@@ -56,7 +56,9 @@ function standingPanel() {
       : `${shownNumber(value)}${error === null ? '' : ` ± ${shownNumber(error)}`} `;
     const rank = ranks && ranks[0] !== null
       ? `rank ${ranks[0] === ranks[1] ? ranks[0] : `${ranks[0]}–${ranks[1]}`} of ${count}` : '';
-    const name = make('th', shorten(inWords(number.name), 40), { scope: 'row', title: shorten(number.label, 300) });
+    const words = shorten(inWords(number.name), 40);
+    const name = make('th', words, { scope: 'row' });
+    if (number.label && number.label !== number.name) name.append(make('small', shorten(number.label, 300), { className: 'meaning' }));
     return make(
       'tr', '', {}, name,
       make('td', said, { className: 'standing-value' }, make('small', shorten(number.unit, 24)), make('small', rank, { className: 'standing-rank' })),

@@ -38,6 +38,7 @@ _NOTES = (
     "rank: 1 is the most important head; with 95 % of resampled examples it is in "
     "between",
 )
+_ALONE = ("of one example there is neither a standard error nor an interval of ranks",)
 _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
 
 
@@ -203,7 +204,7 @@ def importance(
         ),
         columns,
         subject.step,
-        _NOTES,
+        _NOTES if count > 1 else _ALONE,
         "head_importance",
     )
 

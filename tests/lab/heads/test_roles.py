@@ -83,7 +83,7 @@ def test_roles_are_told_by_their_thresholds():
         "mixed": 0.46 * first + 0.4 * sixth,
         "broad": np.where((np.arange(length) % 11 > 2)[None], 1 / 8, 0) + 0 * first,
         "uniform": np.random.default_rng(0).uniform(0.5, 1, (length, length)) / length,
-        # Further above its threshold than above the threshold of "previous_token".
+        # Further above the threshold of "positional", which is for other offsets.
         "both": 0.6 * previous,
     }
     scores = [
@@ -92,13 +92,23 @@ def test_roles_are_told_by_their_thresholds():
     ]
     subject = _one_layer(scores)
     found = heads.roles(subject.model, subject.params, subject.batches)
-    assert found["role"].names[0].tolist() == [*weights][:-1] + ["positional"]
+    assert found["role"].names[0].tolist() == [*weights][:-1] + ["previous_token"]
     assert found["offset"].mean[0, 0] == 1
     share = found["positional"].mean[0, 0]
     assert share == pytest.approx(11 / 12)
     wanted = pytest.approx(np.log(8) / np.log(12), abs=1e-5)
     assert found["relative_entropy"].mean[0, 4] == wanted
     assert 0.95 < found["relative_entropy"].mean[0, 5] < 0.999
+
+
+@pytest.mark.parametrize("name", ["previous_token", "next_token", "own_position"])
+def test_heads_of_a_near_offset_are_not_positional(name):
+    both = {name: 0.55, "positional": 1.0, "first_token": 0.3}
+    assert heads.role_of(both) == name
+    # Below the threshold of the near offset there is no better name.
+    assert heads.role_of(both | {name: 0.45}) == "positional"
+    # Another role is still preferred if it is further above its threshold.
+    assert heads.role_of(both | {"first_token": 0.7}) == "first_token"
 
 
 @pytest.mark.parametrize("lengths", [None, [6, 4]])

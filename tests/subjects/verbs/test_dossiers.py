@@ -67,7 +67,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
         tokens = ["[CLS]", "the", "cat", "sat", last]
         columns = sets.map_set(sets.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]
-        assert ("special_tokens" in columns) == (expected == "separator")
+        assert ("separators" in columns) == (expected == "separator")
 
 
 def test_numbers_are_those_that_were_computed(trained):

@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computing, results
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
@@ -86,6 +86,18 @@ def _oracle(loaded, count):
         weights = np.asarray(layer, np.float64)
         found.append(oracles.map_statistics(weights, tokens=tokens, unseen=unseen))
     return found, example
+
+
+def test_numbers_of_heads_are_written_as_one_npz_file(tmp_path):
+    layers = (Layer("layer 0", ("0", "1")),)
+    numbers = {"entropy": records.Column(np.array([[0.5, 1.0]]), "nats", "a label")}
+    found = results.HeadResult("two heads", layers, numbers, file_name="numbers")
+    assert found.save(tmp_path / "its.npz") == [tmp_path / "its.npz"]
+    loaded = records.Heads.load(tmp_path / "its.npz", written_by="a command")
+    np.testing.assert_array_equal(loaded["entropy"].mean, [[0.5, 1.0]])
+    assert [x.name for x in tmp_path.iterdir()] == ["its.npz"]
+    with pytest.raises(ValueError, match=r"one of \.csv, \.npz, .*\.png"):
+        found.save(tmp_path / "its.html")
 
 
 @pytest.mark.slow

@@ -320,6 +320,23 @@ def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
         study.save(tmp_path / "file")
 
 
+def test_a_path_with_the_suffix_of_a_file_is_one_file(tmp_path):
+    study = _study([[0.25, 0.5], [0.75, 0.5]], [[1, 0], [0, 0]])
+    table, picture = study.save(tmp_path / "whole")
+    for name, wanted in (("its.csv", table), ("its.png", picture)):
+        (path,) = study.save(tmp_path / "new" / name)
+        assert path == tmp_path / "new" / name
+        assert path.read_bytes() == wanted.read_bytes()
+    for name in ("its.npz", "its.1"):
+        with pytest.raises(ValueError, match=rf"one of \.csv, .*\.png.*; got .*{name}"):
+            study.save(tmp_path / name)
+        assert not (tmp_path / name).exists()
+    # A folder's name may have a dot if it says that it is one, or exists.
+    for folder in (f"{tmp_path}/v0.1/", tmp_path / "v0.1"):
+        assert len(study.save(folder)) == 2
+    assert (tmp_path / "v0.1" / "rollout.png").exists()
+
+
 @pytest.mark.parametrize(
     ("task", "fields", "options", "message"),
     [
