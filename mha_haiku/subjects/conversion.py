@@ -83,9 +83,10 @@ def of_task(task: tasks.Task) -> Codec:
     if task.num_tokens is None:
         return Codec()
 
-    encoder, alone = getattr(task, "encoder", None) or task, task.prompt
-    if encoder is not task:
-        alone = functools.partial(tokenization.encoded, encoder)
+    own = getattr(task, "encoder", None)
+    encoder, alone = own or task, task.prompt
+    if own is not None:
+        alone = functools.partial(tokenization.encoded, own)
 
     def decode(tokens: Sequence[int]) -> str:
         return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
@@ -417,7 +418,7 @@ def _with_labels(
     return batch._replace(targets=targets, weights=counted.astype(np.float32))
 
 
-def _after_start(codec: Codec, tokens: np.ndarray) -> np.ndarray:
+def _after_start(codec: Codec, tokens: Any) -> np.ndarray:
     """Makes what a decoder reads to write tokens `[B, T]`."""
     starts = np.full_like(tokens[:, :1], codec.start)
     return np.concatenate([starts, tokens[:, :-1]], 1)

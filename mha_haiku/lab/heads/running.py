@@ -300,7 +300,7 @@ def _side(example: tasks.Example, kind: str) -> str:
 def _mask(example: tasks.Example, side: str) -> Array | np.ndarray | None:
     """Returns the mask of the inputs of a side, None if there is none."""
     inputs = getattr(example, f"{side}inputs")
-    mask = (example.others or {}).get(f"{side}attention_mask")
+    mask: Any = (example.others or {}).get(f"{side}attention_mask")
     return mask if np.shape(mask) == np.shape(inputs)[:2] else None
 
 
@@ -373,8 +373,8 @@ class _Among(masks.Mask):
         return queries[..., None, :, None] & keys[..., None, None, :]
 
     def at_head(self, example: tuple, head: int | Array) -> "_Among":
-        arrays = (tiles.at_batch(x, example) for x in (self.queries, self.keys))
-        return _Among(*arrays, self.origin)
+        queries, keys = (tiles.at_batch(x, example) for x in (self.queries, self.keys))
+        return _Among(queries, keys, self.origin)
 
 
 def by_example(heads: Array, count: int) -> Array:
