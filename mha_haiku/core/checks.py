@@ -213,6 +213,16 @@ def fraction(name: str, value: Any) -> float:
     return _number(name, value, "a number in [0, 1)", lambda x: 0 <= x < 1)
 
 
+def share(name: str, value: Any) -> float:
+    """Checks that `value` is a number in [0, 1], and returns it."""
+    return _number(name, value, "a number in [0, 1]", lambda x: 0 <= x <= 1)
+
+
+def positive_share(name: str, value: Any) -> float:
+    """Checks that `value` is a number in (0, 1], and returns it."""
+    return _number(name, value, "a number in (0, 1]", lambda x: 0 < x <= 1)
+
+
 def nearest(word: str, words: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the closest of `words`, or "" if none is."""
     matches = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
@@ -262,9 +272,11 @@ def _is_number(kind: type, value: Any) -> bool:
 def _number(
     name: str, value: Any, wanted: str, accepts: Callable[[float], bool]
 ) -> float:
-    is_number = _is_number(numbers.Real, value)
-    if is_number and math.inf > abs(value) > _LARGEST:  # integers are unbounded
+    is_number, size = _is_number(numbers.Real, value), math.nan
+    if is_number:  # integers are unbounded, float16 does not hold the bound
+        size = abs(value if _is_number(numbers.Integral, value) else float(value))
+    if math.inf > size > _LARGEST:
         wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
-    if not is_number or not abs(value) <= _LARGEST or not accepts(value):
+    if not size <= _LARGEST or not accepts(value):
         raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
     return value

@@ -17,6 +17,8 @@ from mha_haiku.training.runs import files, folders
         (checks.positive_number, [1, 0.5, 1e-30, np.float32(2)]),
         (checks.non_negative_number, [0, 0.0, 3.5]),
         (checks.fraction, [0, 0.0, 0.999]),
+        (checks.share, [0, 1, 0.5, np.float16(0.5)]),
+        (checks.positive_share, [1, 1e-9, np.float32(0.5)]),
         (lambda name, value: checks.integer_in(name, value, 2, 4), [2, 3, 4]),
         (lambda name, value: checks.choice(name, value, "ab"), ["a", "b"]),
     ],
@@ -35,6 +37,8 @@ def test_check_returns_what_is_right(check, values):
         (checks.positive_number, "a finite number above 0", ["1", None, True]),
         (checks.positive_number, r".* at most 3.4e\+38, as float32 holds", [10**400]),
         (checks.non_negative_number, "a finite number of at least 0", [-1e-9, np.nan]),
+        (checks.share, r"a number in \[0, 1\]", [1.1, -0.1, np.nan, "0.1", True]),
+        (checks.positive_share, r"a number in \(0, 1\]", [0, 1.1, np.nan, [1]]),
         (checks.fraction, r"a number in \[0, 1\)", [1, 1.0, -0.1, np.nan, "0.1"]),
     ],
 )

@@ -586,6 +586,7 @@ _NOT_THERE = {
     "top_k": lambda x: x.generate(TEXT, tokens=2, top_k=10**6),
     "must keep": lambda x: x.prune([[0, 4], [1]]),
     " must keep": lambda x: x.prune([[0.5], [1]]),
+    "keep": lambda x: x.prune([0, 1]),
     "gates": lambda x: heads.scaled(x.params, x.model.config, [np.ones(4)]),
 }
 

@@ -200,6 +200,8 @@ def _looped(
 
 def _indices(row: Sequence[int] | np.ndarray) -> list[int]:
     row = np.asarray(row)
+    if row.ndim != 1:
+        raise ValueError(f"keep must have a list for each layer, got {row.tolist()!r}.")
     return sorted(np.flatnonzero(row).tolist() if row.dtype == bool else row.tolist())
 
 

@@ -28,6 +28,7 @@ from mha_haiku.training import tasks
 from mha_haiku.training.runs import folders
 
 ORDERS = (*heads.MEASURES, "greedy", "random")
+ORDER, ABLATION_VALUE = "ablation", "zero"  # unless a user says otherwise
 EXAMPLES = 256  # held-out, which determine the order of heads and units
 _ROUNDING = 1e-6  # of a mean metric
 # Heads that a step of the greedy order tries at a time: what one program measures.
@@ -43,8 +44,8 @@ def prune(
     *,
     metric_drop: float | None = None,
     keep_units: float = 1.0,
-    order: str = "ablation",
-    ablation_value: str = "zero",
+    order: str = ORDER,
+    ablation_value: str = ABLATION_VALUE,
     examples: int = EXAMPLES,
 ) -> Subject:
     """Removes the heads that a model needs least, for good.
@@ -63,16 +64,55 @@ def prune(
       examples: Number of held-out examples that determine the order.
 
     Raises:
-      ValueError: If an option is out of its range, or the model has edits, or no task.
+      ValueError: If an option is out of its range, or has no effect as `keep` lists the
+        heads; or the model has edits, or no task.
     """
-    if not isinstance(keep, float | int | None):
-        subject = check_task(subject, "prune")
-        narrow = without_units(subject, keep_units, examples=examples)
-        return without_heads(narrow, keep)
     if keep is None and metric_drop is None:
         keep = 0.5
-    how = keep, metric_drop, keep_units, order, ablation_value, examples
-    return shrunk(subject, "prune", 1, *how)[-1]
+    how: Any = keep, metric_drop, keep_units, order, ablation_value, examples
+    if not _are_lists(keep):
+        return shrunk(subject, "prune", 1, *how)[-1]
+    subject = check_task(subject, "prune")
+    with checks.user_mistakes():
+        _check(*how)
+        _refuse_order(order, ablation_value)
+    narrow = without_units(subject, keep_units, examples=examples)
+    return without_heads(narrow, how[0])
+
+
+def _are_lists(keep: Any) -> bool:
+    """Checks whether heads to keep are listed, rather than their share."""
+    if hasattr(keep, "ndim"):  # numbers of NumPy have it, too
+        return keep.ndim > 0
+    return isinstance(keep, Sequence) and not isinstance(keep, str)
+
+
+def _check(
+    keep: float | Sequence[Sequence[int]] | None,
+    metric_drop: float | None,
+    keep_units: float,
+    order: str,
+    ablation_value: str,
+    examples: int,
+) -> None:
+    """Raises ValueError for wrong options, whatever heads to keep are given by."""
+    if keep is not None and metric_drop is not None:
+        raise ValueError("keep and metric_drop must not be given together.")
+    checks.positive_share("keep_units", keep_units)
+    checks.positive_integer("examples", examples)
+    checks.choice("order", order, ORDERS)
+    checks.choice("ablation_value", ablation_value, computing.ABLATION_VALUES)
+
+
+def _refuse_order(order: str, ablation_value: str) -> None:
+    """Raises ValueError for options of an order, where `keep` lists the heads."""
+    given = {"order": order, "ablation_value": ablation_value}
+    for name, usual in {"order": ORDER, "ablation_value": ABLATION_VALUE}.items():
+        if given[name] != usual:
+            raise ValueError(
+                f"{name} must be left out where keep lists the heads, got "
+                f"{given[name]!r}."
+            )
 
 
 @checks.user_mistakes()
@@ -90,16 +130,10 @@ def shrunk(
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     subject = check_task(subject, verb_name)
     check_parameters(subject, verb_name)
-    if keep is not None and metric_drop is not None:
-        raise ValueError("keep and metric_drop must not be given together.")
+    _check(keep, metric_drop, keep_units, order, ablation_value, examples)
     for name, value in {"keep": keep, "metric_drop": metric_drop}.items():
-        if value is not None and not 0 <= value <= 1:
-            raise ValueError(f"{name} must be a number in [0, 1], got {value!r}.")
-    if not 0 < keep_units <= 1:
-        raise ValueError(f"keep_units must be a number in (0, 1], got {keep_units!r}.")
-    checks.positive_integer("examples", examples)
-    checks.choice("order", order, ORDERS)
-    checks.choice("ablation_value", ablation_value, computing.ABLATION_VALUES)
+        if value is not None:
+            checks.share(name, value)
     narrow = without_units(subject, keep_units, examples=examples)
     worst = None
     if metric_drop is not None and "loss" not in subject.task.metrics:

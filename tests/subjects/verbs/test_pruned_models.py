@@ -235,6 +235,19 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
     assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
 
 
+def test_a_share_of_heads_may_be_a_number_of_numpy(ordered, trained):
+    folder = trained()
+    for keep, metric_drop in ((0.5, 0.375), (1, 1.0)):
+        wanted = _kept({"keep": keep}, folder)
+        for number in (np.float32, np.float64, np.int64 if keep == 1 else np.float16):
+            assert _kept({"keep": number(keep)}, folder) == wanted
+        drop = np.float32(metric_drop)
+        wanted = _kept({"metric_drop": metric_drop}, folder)
+        assert _kept({"metric_drop": drop}, folder) == wanted
+    is_kept = np.array([[True, False], [False, True]])
+    assert _kept({"keep": is_kept}, folder) == [[0], [1]]
+
+
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
@@ -245,6 +258,19 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
         ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
         ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
         ({"keep": 0.5, "ablation_value": "none"}, "ablation_value must be one of"),
+        ({"keep": "half"}, r"keep must be a number in \[0, 1\], got 'half'"),
+        ({"keep": np.float32(1.5)}, r"keep must be a number in \[0, 1\], got .*1.5"),
+        ({"metric_drop": [0.1]}, r"metric_drop must be a number in \[0, 1\], got \["),
+        ({"keep": [[0], []], "metric_drop": 0.5}, "keep and metric_drop must not be"),
+        (
+            {"keep": [[0], []], "keep_units": -0.5},
+            r"keep_units .* in \(0, 1\], got -0.5",
+        ),
+        ({"keep": [[0], []], "order": "greed"}, "order .* Did you mean 'greedy'"),
+        ({"keep": [[0], []], "order": "random"}, "order must be left out .*'random'"),
+        ({"keep": [[0], []], "ablation_value": "none"}, "ablation_value must be one"),
+        ({"keep": [[0], []], "ablation_value": "mean"}, "ablation_value .* left out"),
+        ({"keep": [[0], []], "examples": -3}, "examples must be an integer .* got -3"),
     ],
 )
 def test_what_cannot_be_pruned_is_refused(trained, fields, message):
