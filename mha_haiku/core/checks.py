@@ -274,7 +274,7 @@ def _number(
 ) -> float:
     is_number, size = _is_number(numbers.Real, value), math.nan
     if is_number:  # integers are unbounded, float16 does not hold the bound
-        size = abs(value if isinstance(value, numbers.Integral) else float(value))
+        size = abs(value if _is_number(numbers.Integral, value) else float(value))
     if math.inf > size > _LARGEST:
         wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
     if not size <= _LARGEST or not accepts(value):
