@@ -270,7 +270,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     sheet = drawing.sheet(width, height, title=title or grid.title)
     graph_axes, cells = sheet.subplots(1, 2)
     grid.draw(cells)
-    _draw_graph(graph_axes, what, strongest, places)
+    _draw_graph(sheet, graph_axes, what, strongest, places)
     return sheet
 
 
@@ -281,12 +281,16 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
     sheet = drawing.sheet(width, 0.9 * up + 2, title=title or headline(what))
-    _draw_graph(sheet.subplots(), what.edges, what.kept, places)
+    _draw_graph(sheet, sheet.subplots(), what.edges, what.kept, places)
     return sheet
 
 
 def _draw_graph(
-    axes: "Axes", edges: heads.Edges, kept: np.ndarray, places: Mapping[graph.Node, Any]
+    sheet: "Figure",
+    axes: "Axes",
+    edges: heads.Edges,
+    kept: np.ndarray,
+    places: Mapping[graph.Node, Any],
 ) -> None:
     """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
@@ -308,13 +312,13 @@ def _draw_graph(
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
     axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
 
-    axes.figure.draw_without_rendering()  # the places of nodes depend on the rest
+    sheet.draw_without_rendering()  # the places of nodes depend on the rest
     boxes = {x: y.get_bbox_patch().get_window_extent() for x, y in nodes.items()}
     for i in np.flatnonzero(kept):
         ends = [tuple(x[i].tolist()) for x in (edges.receivers, edges.senders)]
         passed = [box for node, box in boxes.items() if node not in ends]
-        pixels = axes.transData.transform([places[x] for x in ends])
-        bend = _bend(*pixels[::-1], passed, first=_BENDS[str(edges.kinds[i])])
+        end, start = axes.transData.transform([places[x] for x in ends])
+        bend = _bend(start, end, passed, first=_BENDS[str(edges.kinds[i])])
         axes.annotate(
             "",
             *(places[x] for x in ends),
