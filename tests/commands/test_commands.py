@@ -233,7 +233,8 @@ def test_what_is_made_of_the_run_here_lies_next_to_it(
     path.write_text("mine")
     monkeypatch.chdir(copied)
     assert commands.run([name, "--workdir=.", *flags]) == 2
-    assert str(path) in capsys.readouterr().err
+    # Messages leave out the middle of long words.
+    assert str(path)[-20:] in capsys.readouterr().err
 
 
 def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
