@@ -60,6 +60,10 @@ class Table(NamedTuple):
             room -= size
         return "\n\n".join(map(_joined, blocks))
 
+    def texts(self) -> list[list[str]]:
+        """Formats the cells of each row, as `text` does."""
+        return [[_shown(x, row.get(x.name)) for x in self.columns] for row in self.rows]
+
     def csv(self) -> str:
         """Formats the table as CSV: a line of names, and a line per row."""
         text = io.StringIO()

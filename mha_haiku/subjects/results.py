@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, display
 from mha_haiku.records import Heads, tables
-from mha_haiku.showing import drawing, head_figures
+from mha_haiku.showing import drawing, plotting
 from mha_haiku.training.runs import files
 
 if TYPE_CHECKING:
@@ -20,9 +20,14 @@ if TYPE_CHECKING:
 class Result(abc.ABC):
     """A table, and a picture of it."""
 
+    _repr_html_, show, plot = display.html, display.show, display.plot
+
     file_name: str  # without a suffix
     title: str  # of what, and how it was measured
     picture: Callable[[], "Figure"]  # draws it
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.title!r})"
 
     @abc.abstractmethod
     def table(self) -> tables.Table:
@@ -82,8 +87,8 @@ class HeadResult(Heads, Result):
 
     @property
     def picture(self) -> functools.partial:
-        """Draws the columns."""
-        return functools.partial(head_figures.picture, self)
+        """Draws the roles of heads, or the columns."""
+        return functools.partial(plotting.figure_of, self, title=None)
 
     def _writers(self) -> dict[str, Callable[[Path], Path]]:
         """Writes the record as .npz too, for pages of maps."""

@@ -124,14 +124,16 @@ def statistics(
 
 
 @verb
-def roles(subject: Subject, examples: Any = EXAMPLES) -> heads.Heads:
+def roles(subject: Subject, examples: Any = EXAMPLES) -> results.HeadResult:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = computing.batches_of(subject, examples, targets=False, name="examples")
     separators = computing.separators(subject)
-    return heads.roles(
+    found = heads.roles(
         subject.model, subject.params, batches, separators=separators, align=align
     )
+    named = {"title": f"{subject.title}: roles of heads", "file_name": "head_roles"}
+    return results.HeadResult(**vars(found) | named | {"step": subject.step})
 
 
 @verb(command="head_importance", folder="heads")

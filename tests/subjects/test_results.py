@@ -1,0 +1,67 @@
+"""What verbs answer with: shown, drawn and written alike."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import mha_haiku as mh
+from mha_haiku.records import tables
+from mha_haiku.showing import drawing
+from mha_haiku.subjects import results
+
+
+@pytest.fixture(scope="module")
+def four_letters():
+    keys = jax.random.split(jax.random.key(0), 4)
+    params = {"table": jax.random.normal(keys[0], (4, 6))}
+    params |= {
+        x: jax.random.normal(y, (6, 2, 3)) for x, y in zip("qkv", keys[1:], strict=True)
+    }
+
+    def run(params, tokens):
+        x = params["table"][tokens]
+        made = [jnp.einsum("btd,dhk->bthk", x, params[n]) for n in "qkv"]
+        x += mh.attend(*made, mask=mh.masks.causal())[0].reshape(x.shape)
+        return x @ params["table"].T
+
+    return mh.wrap(run, params, examples=np.arange(12).reshape(2, 6) % 4)
+
+
+class Sizes(results.Result):
+    title, file_name = "Sizes of <parts>", "sizes"
+
+    def table(self):
+        columns = tables.Column("part"), tables.Column("size", "MB", "{:.1f}")
+        return tables.Table(columns, [{"part": "heads", "size": 2.25}])
+
+    @property
+    def picture(self):
+        return functools.partial(drawing.sheet, 3, 2, title=self.title)
+
+
+def test_a_result_of_somebody_is_shown_and_drawn():
+    found = Sizes()
+    assert repr(found) == "Sizes('Sizes of <parts>')"
+    for html in (found._repr_html_(), str(mh.show(found)._repr_html_())):
+        assert "Sizes of &lt;parts&gt;" in html
+        assert "heads" in html and "2.2" in html
+    assert found.plot().get_suptitle() == mh.plot(found).get_suptitle() == found.title
+
+
+def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
+    found = four_letters.roles()
+    paths = found.save(tmp_path)
+    assert [path.name for path in paths] == [
+        "head_roles.csv",
+        "head_roles.png",
+        "head_roles.npz",
+    ]
+    lines = paths[0].read_text().splitlines()
+    assert "role" in lines[0] and len(lines) == 1 + 2
+    read = mh.heads.Heads.load(paths[2], written_by="")
+    assert read["role"].names.tolist() == found["role"].names.tolist()
+    texts = [x.get_text() for x in found.picture().axes[0].texts]
+    assert texts and all(x.split()[0] in found["role"].names for x in texts)
