@@ -44,7 +44,6 @@ class Grid(NamedTuple):
       columns: The name of each column.
       unit: The unit of the numbers.
       title: A title of the numbers.
-      caption: A longer title for the table. Defaults to the title.
       note: A note below the table.
       texts: Texts of the cells, of the shape of the numbers. Defaults to the numbers.
       titles: Tooltips of the cells. Defaults to their texts.
@@ -56,7 +55,6 @@ class Grid(NamedTuple):
     columns: Sequence[str]
     unit: str
     title: str
-    caption: str = ""
     note: str = ""
     texts: np.ndarray | None = None
     titles: np.ndarray | None = None
@@ -73,7 +71,7 @@ class Grid(NamedTuple):
             shown=self.texts,
             corner=self.axes[1],
         )
-        return markup.block(self.caption or self.title, table, note=self.note)
+        return markup.block(self.title, table, note=self.note)
 
     def figure(self, title: str | None) -> "Figure":
         """Draws the figure of `mh.plot`; the title defaults to the grid's title."""
@@ -199,10 +197,17 @@ def _of_patched(patched: heads.Patched) -> Grid:
         rows,
         columns,
         patched.unit,
-        title="Activation patching",
-        caption=f"Patching: {patched.unit}, means of {len(patched.base)} pairs",
-        note="From what is changed: each cell is one activation of the other text.",
+        title=f"Activation patching: {_change(patched)}",
+        note="In each cell one activation is that of the other text; the metric is "
+        f"{patched.unit}.",
     )
+
+
+def _change(found: heads.Patched | heads.Edges) -> str:
+    """Says what the numbers of patching are."""
+    count = len(found.base)
+    pairs = "one pair" if count == 1 else f"the mean of {count} pairs"
+    return f"change of the metric, {pairs}"
 
 
 def _of_edges(edges: heads.Edges) -> Grid:
@@ -219,9 +224,9 @@ def _of_edges(edges: heads.Edges) -> Grid:
         [*map(graph.label, senders)],
         [f"{graph.label(x)} {kind * (kind in 'qkv')}".strip() for *x, kind in columns],
         edges.unit,
-        title="Paths",
-        caption=f"Edges: {edges.unit}, means of {len(edges.base)} pairs",
-        note="Rows write, columns read, by queries (q), keys (k) or values (v).",
+        title=f"Paths: {_change(edges)}",
+        note="Rows write, columns read, by queries (q), keys (k) or values (v); the "
+        f"metric is {edges.unit}.",
     )
 
 

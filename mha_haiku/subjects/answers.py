@@ -133,8 +133,7 @@ def _of_lens(lens: Lens) -> Grid:
         lens.names,
         [visible(x) for x in lens.tokens],
         "probability",
-        title="Logit lens",
-        caption="Logit lens: the likeliest next token after each layer",
+        title="Logit lens: the likeliest next token after each layer",
         note="The color is the probability. Columns are the tokens that are read.",
         texts=np.vectorize(visible, otypes=[str])(lens.texts),
     )
@@ -157,8 +156,7 @@ def _of_compositions(found: Compositions) -> Grid:
         rows,
         columns,
         "composition",
-        title=f"{kind}-composition",
-        caption=f"{kind}-composition of heads, from weights alone",
+        title=f"{kind}-composition of heads, from weights alone",
         note="Rows write, columns read; layer and head. Random weights are not at 0.",
     )
 

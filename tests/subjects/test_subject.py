@@ -162,7 +162,7 @@ def test_patching_has_the_tokens_and_moves_the_answer(llama):
     np.testing.assert_allclose(found.other, difference(clean), rtol=1e-4)
     # In front of the first layer the texts differ at one position: all is mended there.
     np.testing.assert_allclose(found.share[0, PLACE], 1, atol=1e-3)
-    assert "logit difference" in found._repr_html_()
+    assert "logit of the wrong answer" in found._repr_html_()
     assert len(mh.plot(found).axes) == 2
 
 

@@ -16,7 +16,7 @@ from mha_haiku.subjects import computing, conversion, results
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
-_LOGITS = "logit difference"
+_LOGITS = "logit of the wrong answer - of the right one"
 _EXAMPLES = 32  # of a circuit without texts, by default
 
 
