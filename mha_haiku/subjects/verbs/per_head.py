@@ -3,6 +3,7 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
+import dataclasses
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -132,8 +133,12 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> results.HeadResult:
     found = heads.roles(
         subject.model, subject.params, batches, separators=separators, align=align
     )
-    named = {"title": f"{subject.title}: roles of heads", "file_name": "head_roles"}
-    return results.HeadResult(**vars(found) | named | {"step": subject.step})
+    return dataclasses.replace(
+        results.HeadResult(**vars(found)),
+        title=f"{subject.title}: roles of heads",
+        step=subject.step,
+        file_name="head_roles",
+    )
 
 
 @verb(command="head_importance", folder="heads")
