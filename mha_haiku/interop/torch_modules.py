@@ -54,7 +54,7 @@ class TorchModule(NamedTuple):
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
     padding: int | None  # the token that a decoder reads where no label counts
-    predicts_next: bool  # whether labels are those of the position before
+    predicts_next: bool  # whether labels are shifted by one, as in causal models
     max_length: int | None  # of inputs, where positions have a table
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
@@ -164,10 +164,10 @@ def convert(module: Any) -> TorchModule:
 def _predicts_next(module: Any) -> bool:
     """Checks whether a module without a separate encoder predicts the next token.
 
-    Transformers names the loss of its models after their classes; the loss of a class
-    with no known name is that of causal models, but in models for pretraining. Decoders
-    cut from an encoder-decoder have labels that are shifted already. Other modules are
-    taken to predict the next token, as functions are.
+    In transformers a model's class names its loss; classes without a loss of their own
+    use the causal one, except models for pretraining. Decoders taken out of an
+    encoder-decoder get labels that are already shifted. Any other module is assumed to
+    predict the next token, like a function.
     """
     kind, of_model = getattr(module, "loss_type", None), getattr(module, "config", None)
     is_cut = getattr(type(of_model), "is_encoder_decoder", False) is True
@@ -204,7 +204,7 @@ def _max_length(module: Any) -> int | None:
         if rows is None or part.weight is of_tokens or is_relative:
             continue
         before = part.padding_idx
-        # Some count from the row behind that of padding, others add rows in front.
+        # Some tables count from the row after the padding, others have extra rows.
         if before is not None and rows == most:
             return most - before - 1
         if most <= rows <= most + _MOST_OFFSET:

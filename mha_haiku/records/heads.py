@@ -176,7 +176,7 @@ class Heads:
         )
 
     def named(self, names: Sequence[Iterable[int]]) -> Self:
-        """Names the heads of each layer, as those of a pruned model.
+        """Renames the heads of each layer, for example those left after pruning.
 
         Example:
           >>> found = mh.heads.Heads.of_examples(np.ones((1, 2, 2)))

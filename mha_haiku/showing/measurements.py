@@ -198,7 +198,7 @@ def _of_patched(patched: heads.Patched) -> Grid:
         columns,
         patched.unit,
         title=f"Activation patching: {_change(patched)}",
-        note="In each cell one activation is that of the other text; the metric is "
+        note="Each cell replaces one activation by the other text's; the metric is "
         f"{patched.unit}.",
     )
 

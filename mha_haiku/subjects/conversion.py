@@ -1,165 +1,27 @@
-"""Converts a user's inputs to batches, and tokens back to texts.
+"""Converts a user's inputs to batches, and finds the texts along their maps.
 
 B batch, T positions, D width of features.
 """
 
-import functools
-from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks
 from mha_haiku.lab.heads import running
+from mha_haiku.subjects import encoding
 from mha_haiku.training import tasks
-from mha_haiku.training.tasks import tokenization
 
 if TYPE_CHECKING:
     from mha_haiku.subjects.subject import Subject
-
-
-def _refuse(wanted: str, given: Any) -> Any:
-    raise ValueError(
-        f"{wanted}, got {given!r}: the model has no tokenizer.\n"
-        "mh.wrap(function, params, tokenizer=...) gives it one."
-    )
-
-
-_no_encode = functools.partial(_refuse, "inputs must be arrays")
-_no_decode = functools.partial(_refuse, "tokens cannot be decoded")
-_no_answer = functools.partial(_refuse, "an answer must be the number of a token")
 
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
 _NO_LABEL = -100  # in transformers, where no target counts
 _MOST_CHANNELS = 4
 _MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
-
-
-class Codec(NamedTuple):
-    """Text to tokens and back, or only arrays; and what else a model reads."""
-
-    encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
-    decode: Callable[[Sequence[int]], str] = _no_decode
-    label: Callable[[int], str] = str  # of one token
-    prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
-    alone: Callable[[str], Any] = _no_answer  # without any special tokens
-    tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
-    end_token: int | None = None  # of a text
-    # Of a wrapped model, the keywords of its inputs: the first one present counts.
-    names: tuple[str, ...] = ("inputs",)
-    has_decoder: bool = False
-    start: int | None = None  # the token in front of what a decoder writes
-    max_length: int | None = None  # of inputs, where it is known
-    num_tokens: tuple[int | None, int | None] = None, None  # of inputs, of the decoder
-    knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
-    parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
-    padding: int | None = None  # the token that a decoder reads where no label counts
-    predicts_next: bool = True  # whether labels are those of the position before
-
-    def check(self, batch: tasks.Example) -> None:
-        """Raises ValueError if a wrapped model has no row for a token or position."""
-        tokens = batch.inputs, batch.decoder_inputs
-        lengths = batch.lengths, batch.decoder_lengths
-        names = "inputs", "decoder_inputs"
-        for name, x, own, count in zip(
-            names, tokens, lengths, self.num_tokens, strict=True
-        ):
-            if x is None:
-                continue
-            most = self.max_length
-            if most is not None and x.shape[1] > most:
-                raise ValueError(
-                    f"{name} must be of at most {most} tokens, as the model has {most} "
-                    f"positions, got {x.shape[1]}."
-                )
-            if count is not None and np.issubdtype(x.dtype, np.integer):
-                models.check_rows(name, x, count, own)
-
-
-def of_task(task: tasks.Task) -> Codec:
-    """Makes the codec of a task."""
-    if task.num_tokens is None:
-        return Codec()
-
-    own = getattr(task, "encoder", None)
-    encoder, alone = own or task, task.prompt
-    if own is not None:
-        alone = functools.partial(tokenization.encoded, own)
-
-    def decode(tokens: Sequence[int]) -> str:
-        return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
-
-    return Codec(task.encode, decode, task.token_label, task.prompt, alone)
-
-
-def of_tokenizer(tokenizer: Any) -> Codec:
-    """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None.
-
-    Of our tokenizers, as `interop.load` returns one, special tokens go around a text.
-    """
-    if tokenizer is None:
-        return Codec()
-    if isinstance(tokenizer, tokenization.KINDS):
-        return _of_ours(tokenizer)
-    for name in ("encode", "decode"):
-        if not callable(getattr(tokenizer, name, None)):
-            raise TypeError(
-                "tokenizer must have encode(text) and decode(tokens), got "
-                f"{type(tokenizer).__name__}, which has no {name}."
-            )
-
-    def encode(text: str, **options: bool) -> np.ndarray:
-        tokens = tokenizer.encode(text, **options)
-        return np.asarray(getattr(tokens, "ids", tokens), np.int32)
-
-    def alone(text: str) -> np.ndarray:
-        try:
-            return encode(text, add_special_tokens=False)
-        except TypeError:  # it knows no such option
-            return encode(text)
-
-    def decode(tokens: Sequence[int]) -> str:
-        return tokenizer.decode([int(token) for token in tokens])
-
-    end_token = getattr(tokenizer, "eos_token_id", None)
-    label = lambda token: decode([token])  # noqa: E731
-    return Codec(encode, decode, label, encode, alone, end_token=end_token)
-
-
-def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
-    def prompt(text: str) -> np.ndarray:
-        tokenizer.check_known(text)
-        return np.array([*tokenizer.before, *tokenizer.encode(text)], np.int32)
-
-    def encode(text: str) -> np.ndarray:
-        around = tokenizer.before, tokenizer.encode(text), tokenizer.after
-        return np.concatenate([np.array(part, np.int32) for part in around])
-
-    def decode(tokens: Sequence[int]) -> str:
-        text = tokenizer.decode(tokens)
-        return _without_added_space(text, tokens, tokenizer.encode)
-
-    alone = functools.partial(tokenization.encoded, tokenizer)
-    return Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
-
-
-def _without_added_space(
-    text: str, tokens: Sequence[int], encode: Callable[[str], np.ndarray]
-) -> str:
-    """Drops a space that a label has before a first word, but not one of the text."""
-    tokens = list(map(int, tokens))
-
-    def has_tokens(text: str) -> bool:
-        try:
-            return encode(text)[: len(tokens)].tolist() == tokens
-        except ValueError:  # of a task that does not read what it writes
-            return False
-
-    stripped = text.removeprefix(" ")
-    is_own = stripped != text and not has_tokens(stripped) and has_tokens(text)
-    return text if is_own else stripped
 
 
 def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
@@ -268,7 +130,7 @@ def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
 
 
-def some_tokens(codec: Codec) -> tasks.Example:
+def some_tokens(codec: encoding.Codec) -> tasks.Example:
     """Makes a batch of one row of tokens, to trace a model on."""
     tokens = np.zeros((1, 8), np.int32)
     batch = example(tokens)
@@ -361,7 +223,7 @@ def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
     return kinds[layer] if kinds else ""
 
 
-def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
+def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Example:
     """Makes a batch of a function's keywords.
 
     A mask of padding at the end becomes lengths, unless the function names the mask.
@@ -386,7 +248,7 @@ def _of_mapping(codec: Codec, given: Mapping[str, Any]) -> tasks.Example:
     return batch._replace(others=others)
 
 
-def _has_labels(codec: Codec, given: Mapping[str, Any]) -> bool:
+def _has_labels(codec: encoding.Codec, given: Mapping[str, Any]) -> bool:
     """Checks whether a mapping has classes `[B, T]` or `[B]` that no input is."""
     labels = np.asarray(given.get("labels"))
     are_classes = labels.ndim in (1, 2) and np.issubdtype(labels.dtype, np.integer)
@@ -394,7 +256,7 @@ def _has_labels(codec: Codec, given: Mapping[str, Any]) -> bool:
 
 
 def _with_labels(
-    codec: Codec, batch: tasks.Example, labels: np.ndarray, *, reads: bool
+    codec: encoding.Codec, batch: tasks.Example, labels: np.ndarray, *, reads: bool
 ) -> tasks.Example:
     """Makes labels the targets, and if `reads` what a decoder reads."""
     counted = labels != _NO_LABEL
@@ -418,14 +280,14 @@ def _with_labels(
     return batch._replace(targets=targets, weights=counted.astype(np.float32))
 
 
-def _after_start(codec: Codec, tokens: Any) -> np.ndarray:
+def _after_start(codec: encoding.Codec, tokens: Any) -> np.ndarray:
     """Makes what a decoder reads to write tokens `[B, T]`."""
     starts = np.full_like(tokens[:, :1], codec.start)
     return np.concatenate([starts, tokens[:, :-1]], 1)
 
 
 def _lengths(
-    codec: Codec, others: dict[str, np.ndarray], name: str
+    codec: encoding.Codec, others: dict[str, np.ndarray], name: str
 ) -> np.ndarray | None:
     """Takes a mask of padding at the end out of a mapping, and returns lengths."""
     mask = others.get(name)
@@ -444,7 +306,7 @@ def _ends(valid: np.ndarray) -> np.ndarray | None:
     return lengths if is_padding else None
 
 
-def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
+def _of_pair(codec: encoding.Codec, given: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch of a source and the target that a decoder should write."""
     if not isinstance(given, tuple) or len(given) != 2 or codec.start is None:
         raise ValueError(
@@ -469,7 +331,7 @@ def _of_pair(codec: Codec, given: Any) -> tuple[tasks.Example, bool]:
     ), is_one
 
 
-def _batch(codec: Codec, inputs: Any) -> tuple[tasks.Example, bool]:
+def _batch(codec: encoding.Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     if isinstance(inputs, str):
         return _of_rows([codec.encode(inputs)]), True
     is_list = isinstance(inputs, list | tuple)
@@ -512,19 +374,6 @@ def lengths(batch: tasks.Example) -> list[int]:
         return np.asarray(batch.lengths).tolist()
     size = np.shape(batch.inputs)[1]
     return np.asarray(running.valid(size, batch, "")).sum(1).tolist()
-
-
-def one_token(codec: Codec, token: Any) -> int:
-    """Reads a token from its number or from a text of one token."""
-    if not isinstance(token, str):
-        return checks.non_negative_integer("an answer", token)
-    tokens = np.asarray(codec.alone(token)).tolist()
-    if len(tokens) != 1:
-        raise ValueError(
-            f"an answer must be a text of one token, got {token!r}, which has "
-            f"{len(tokens)}: {[codec.label(x) for x in tokens]}."
-        )
-    return tokens[0]
 
 
 def taken(batch: tasks.Example, chosen: Any) -> tasks.Example:
@@ -581,9 +430,3 @@ def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
     for row, into in zip(rows, tokens, strict=True):
         into[: len(row)] = row
     return tokens, lengths
-
-
-def text_of(task: tasks.Task, tokens: Sequence[int] | np.ndarray) -> str:
-    """Decodes the text that tokens of a causal model's task add to a prompt."""
-    pieces = b"".join(task.piece(int(token)) for token in tokens)
-    return pieces.decode("utf-8", errors="replace")

@@ -13,7 +13,7 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing, conversion, imported_runs, observers
+from mha_haiku.subjects import computing, conversion, encoding, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
@@ -69,7 +69,7 @@ def load(
     try:
         run = imported_runs.in_memory(imported, name)
     except checks.ConfigError:  # there is no task
-        codec = conversion.of_tokenizer(imported.tokenizer)
+        codec = encoding.of_tokenizer(imported.tokenizer)
         return Subject(imported.model, imported.params, name, codec=codec)
     return Subject.of_run(run, name)
 
@@ -187,7 +187,7 @@ def wrap(
       >>> mh.wrap(f, params).logits(np.array([[1, 2, 3]])).shape
       (1, 3, 7)
     """
-    codec, is_function = conversion.of_tokenizer(tokenizer), callable(function)
+    codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
     if torch_modules.is_module(function):
         if params is not None:
             raise ValueError(

@@ -27,7 +27,7 @@ import numpy as np
 from mha_haiku.core import checks, display, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import conversion
+from mha_haiku.subjects import conversion, encoding
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
 
@@ -56,7 +56,7 @@ class Subject:
     model: models.Model
     params: Any
     name: str
-    codec: conversion.Codec = conversion.Codec()  # what encodes texts
+    codec: encoding.Codec = encoding.Codec()  # what encodes texts
     metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
@@ -76,7 +76,7 @@ class Subject:
     ) -> "RunSubject":
         """Makes a run a subject, with looped layers, so that each has a name."""
         config, task, model, params, step, placement = run.looped()
-        codec = conversion.of_task(task)
+        codec = encoding.of_task(task)
         subject = cls(
             model,
             params,

@@ -12,7 +12,7 @@ import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.interop import torch_modules
-from mha_haiku.subjects import computing, conversion
+from mha_haiku.subjects import computing, conversion, encoding
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import saved_models
 from mha_haiku.training.runs import folders
@@ -376,7 +376,7 @@ def test_a_run_that_started_from_other_parameters_is_not_resumed(tmp_path, make_
 @pytest.mark.parametrize("text", [" was ", "was ", "  was"])
 def test_spaces_of_a_text_are_in_what_its_tokens_say(text):
     for trained in (tokenization.Characters, tokenization.BytePairs):
-        codec = conversion.of_tokenizer(trained.train(" was it", 260))
+        codec = encoding.of_tokenizer(trained.train(" was it", 260))
         assert codec.decode(codec.encode(text)) == text
 
 
@@ -832,15 +832,15 @@ def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
     whole = pretrained.words()
     ours = tokenization.Pretrained(whole.to_str())
     cat = whole.token_to_id("cat")
-    for codec in (*map(conversion.of_tokenizer, (whole, ours)), bert.codec):
+    for codec in (*map(encoding.of_tokenizer, (whole, ours)), bert.codec):
         assert codec.prompt("cat").tolist()[:2] == [2, cat]
-        assert conversion.one_token(codec, "cat") == cat
+        assert encoding.one_token(codec, "cat") == cat
         with pytest.raises(ValueError, match=r"which has 2: \['cat', '\w+'\]"):
-            conversion.one_token(codec, "cat dog")
-    codec = conversion.of_tokenizer(_Letters())
-    assert conversion.one_token(codec, "c") == 2
+            encoding.one_token(codec, "cat dog")
+    codec = encoding.of_tokenizer(_Letters())
+    assert encoding.one_token(codec, "c") == 2
     with pytest.raises(ValueError, match="which has 2"):
-        conversion.one_token(conversion.of_tokenizer(_Marked()), "c")
+        encoding.one_token(encoding.of_tokenizer(_Marked()), "c")
     subject = mh.wrap(_by_hand, foreign.params, whole)
     texts = "the cat sat", "the dog sat"
     found = [subject.patch(*texts, answers=x).mean for x in (("cat", "dog"), (7, 8))]

@@ -198,8 +198,7 @@ class Mask(tiles.Part, abc.ABC):
         """Finds the keys that no query sees; call it on an aligned mask.
 
         They are booleans that broadcast to `[B..., H, S]`, or None if every key is
-        known to be seen. The positions of queries start at `first_query`, and those of
-        keys at `first_key`.
+        known to be seen. Queries start at position `first_query`, keys at `first_key`.
         """
         at = tiles.Origin(first_query, first_key)
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))

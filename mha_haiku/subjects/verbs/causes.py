@@ -12,7 +12,7 @@ from mha_haiku.lab.heads import running
 from mha_haiku.records import tables
 from mha_haiku.showing import measurements as shown
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import computing, conversion, results
+from mha_haiku.subjects import computing, conversion, encoding, results
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -226,7 +226,7 @@ def _answers(
     if given is not None:
         if isinstance(given, str) or len(given) != 2:
             raise ValueError(f"answers must be two, (right, wrong), got {given!r}.")
-        chosen = [conversion.one_token(subject.codec, x) for x in given]
+        chosen = [encoding.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]
         running.check_classes("answers", *asked, chosen)
         return np.broadcast_to(chosen, (len(batches[0].inputs), 2)).T

@@ -10,7 +10,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import answers, computing
+from mha_haiku.subjects import answers, computing, encoding
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import (
     EXAMPLES,
@@ -74,7 +74,7 @@ def writes(
     Arguments are as in `why`; with `answer`, a token or its text, it splits its logit.
     """
     batch = given.one(subject, inputs)
-    token = None if answer is None else given.one_token(subject.codec, answer)
+    token = None if answer is None else encoding.one_token(subject.codec, answer)
     asked = subject.model, subject.params, batch, layer, head, query
     found = heads.why.written(*asked, answer=token)
     kind = given.kind_of(subject, layer, batch)

@@ -18,7 +18,7 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import computing, conversion, imported_runs
+from mha_haiku.subjects import computing, conversion, encoding, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
@@ -305,7 +305,7 @@ def of_held_out(
     else:
         half = task.sequence_length // 2
         rows = tuple(row[: max(1, min(half, most))] for row in examples.inputs)
-        texts = [conversion.text_of(task, row) for row in rows]
+        texts = [encoding.text_of(task, row) for row in rows]
         tokens = max(1, min(task.sequence_length - half, most))
     return Job(subject, tuple(texts), rows, tokens, strategy, seed), examples
 
@@ -345,9 +345,7 @@ def text_of(job: Job, i: int, written: Sequence[int] | np.ndarray) -> Text:
     tokens = np.array(task.until_end(written), np.int32)
     return Text(
         job.given[i],
-        conversion.text_of(task, tokens)
-        if job.kind == "prompt"
-        else task.answer(tokens),
+        encoding.text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
         job.given_tokens[i],
         tokens,
         len(tokens) < len(written),

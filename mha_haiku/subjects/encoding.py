@@ -1,0 +1,167 @@
+"""Texts to tokens and back, by a task or a tokenizer, and what else a model reads."""
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mha_haiku.core import checks, models
+from mha_haiku.training import tasks
+from mha_haiku.training.tasks import tokenization
+
+
+def _refuse(wanted: str, given: Any) -> Any:
+    raise ValueError(
+        f"{wanted}, got {given!r}: the model has no tokenizer.\n"
+        "mh.wrap(function, params, tokenizer=...) gives it one."
+    )
+
+
+_no_encode = functools.partial(_refuse, "inputs must be arrays")
+_no_decode = functools.partial(_refuse, "tokens cannot be decoded")
+_no_answer = functools.partial(_refuse, "an answer must be the number of a token")
+
+
+class Codec(NamedTuple):
+    """Text to tokens and back, or only arrays; and what else a model reads."""
+
+    encode: Callable[[str], Any] = _no_encode  # to `[T]` integers
+    decode: Callable[[Sequence[int]], str] = _no_decode
+    label: Callable[[int], str] = str  # of one token
+    prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
+    alone: Callable[[str], Any] = _no_answer  # without any special tokens
+    tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
+    end_token: int | None = None  # of a text
+    # Of a wrapped model, the keywords of its inputs: the first one present counts.
+    names: tuple[str, ...] = ("inputs",)
+    has_decoder: bool = False
+    start: int | None = None  # the token in front of what a decoder writes
+    max_length: int | None = None  # of inputs, where it is known
+    num_tokens: tuple[int | None, int | None] = None, None  # of inputs, of the decoder
+    knows_lengths: bool = False  # whether it can be told the lengths of padded inputs
+    parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
+    padding: int | None = None  # the token that a decoder reads where no label counts
+    predicts_next: bool = True  # whether labels are shifted by one, as in causal models
+
+    def check(self, batch: tasks.Example) -> None:
+        """Raises ValueError if a wrapped model has no row for a token or position."""
+        tokens = batch.inputs, batch.decoder_inputs
+        lengths = batch.lengths, batch.decoder_lengths
+        names = "inputs", "decoder_inputs"
+        for name, x, own, count in zip(
+            names, tokens, lengths, self.num_tokens, strict=True
+        ):
+            if x is None:
+                continue
+            most = self.max_length
+            if most is not None and x.shape[1] > most:
+                raise ValueError(
+                    f"{name} must be of at most {most} tokens, as the model has {most} "
+                    f"positions, got {x.shape[1]}."
+                )
+            if count is not None and np.issubdtype(x.dtype, np.integer):
+                models.check_rows(name, x, count, own)
+
+
+def of_task(task: tasks.Task) -> Codec:
+    """Makes the codec of a task."""
+    if task.num_tokens is None:
+        return Codec()
+
+    own = getattr(task, "encoder", None)
+    encoder, alone = own or task, task.prompt
+    if own is not None:
+        alone = functools.partial(tokenization.encoded, own)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return _without_added_space(text_of(task, tokens), tokens, encoder.encode)
+
+    return Codec(task.encode, decode, task.token_label, task.prompt, alone)
+
+
+def of_tokenizer(tokenizer: Any) -> Codec:
+    """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None.
+
+    Of our tokenizers, as `interop.load` returns one, special tokens go around a text.
+    """
+    if tokenizer is None:
+        return Codec()
+    if isinstance(tokenizer, tokenization.KINDS):
+        return _of_ours(tokenizer)
+    for name in ("encode", "decode"):
+        if not callable(getattr(tokenizer, name, None)):
+            raise TypeError(
+                "tokenizer must have encode(text) and decode(tokens), got "
+                f"{type(tokenizer).__name__}, which has no {name}."
+            )
+
+    def encode(text: str, **options: bool) -> np.ndarray:
+        tokens = tokenizer.encode(text, **options)
+        return np.asarray(getattr(tokens, "ids", tokens), np.int32)
+
+    def alone(text: str) -> np.ndarray:
+        try:
+            return encode(text, add_special_tokens=False)
+        except TypeError:  # it knows no such option
+            return encode(text)
+
+    def decode(tokens: Sequence[int]) -> str:
+        return tokenizer.decode([int(token) for token in tokens])
+
+    end_token = getattr(tokenizer, "eos_token_id", None)
+    label = lambda token: decode([token])  # noqa: E731
+    return Codec(encode, decode, label, encode, alone, end_token=end_token)
+
+
+def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
+    def prompt(text: str) -> np.ndarray:
+        tokenizer.check_known(text)
+        return np.array([*tokenizer.before, *tokenizer.encode(text)], np.int32)
+
+    def encode(text: str) -> np.ndarray:
+        around = tokenizer.before, tokenizer.encode(text), tokenizer.after
+        return np.concatenate([np.array(part, np.int32) for part in around])
+
+    def decode(tokens: Sequence[int]) -> str:
+        text = tokenizer.decode(tokens)
+        return _without_added_space(text, tokens, tokenizer.encode)
+
+    alone = functools.partial(tokenization.encoded, tokenizer)
+    return Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
+
+
+def _without_added_space(
+    text: str, tokens: Sequence[int], encode: Callable[[str], np.ndarray]
+) -> str:
+    """Drops a space that a label has before a first word, but not one of the text."""
+    tokens = list(map(int, tokens))
+
+    def has_tokens(text: str) -> bool:
+        try:
+            return encode(text)[: len(tokens)].tolist() == tokens
+        except ValueError:  # of a task that does not read what it writes
+            return False
+
+    stripped = text.removeprefix(" ")
+    is_own = stripped != text and not has_tokens(stripped) and has_tokens(text)
+    return text if is_own else stripped
+
+
+def one_token(codec: Codec, token: Any) -> int:
+    """Reads a token from its number or from a text of one token."""
+    if not isinstance(token, str):
+        return checks.non_negative_integer("an answer", token)
+    tokens = np.asarray(codec.alone(token)).tolist()
+    if len(tokens) != 1:
+        raise ValueError(
+            f"an answer must be a text of one token, got {token!r}, which has "
+            f"{len(tokens)}: {[codec.label(x) for x in tokens]}."
+        )
+    return tokens[0]
+
+
+def text_of(task: tasks.Task, tokens: Sequence[int] | np.ndarray) -> str:
+    """Decodes the text that tokens of a causal model's task add to a prompt."""
+    pieces = b"".join(task.piece(int(token)) for token in tokens)
+    return pieces.decode("utf-8", errors="replace")
