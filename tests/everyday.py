@@ -13,6 +13,13 @@ def some(cases: Iterable[Any], count: int) -> list[Any]:
     return [case if i in kept else _slow(case) for i, case in enumerate(cases)]
 
 
+def those(cases: Iterable[Any], *kept: Any) -> list[Any]:
+    """Returns cases for `parametrize`, slow except the ones in `kept`."""
+    cases = list(cases)
+    assert all(each in cases for each in kept), f"{kept} are not all in {cases}"
+    return [case if case in kept else _slow(case) for case in cases]
+
+
 def _slow(case: Any) -> Any:
     if hasattr(case, "marks"):  # a pytest.param
         return pytest.param(

@@ -99,6 +99,7 @@ def test_wheel_takes_no_top_level_name_but_its_own():
     assert {name.partition("/")[0] for name in _wheel()} == {"mha_haiku"}
 
 
+@pytest.mark.slow
 def test_whatever_a_module_of_the_wheel_imports_is_a_requirement():
     # Of the names that other tests of this environment could hide.
     text = (_ROOT / "setup.cfg").read_text("utf-8")

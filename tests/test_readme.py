@@ -233,6 +233,7 @@ def test_commands_do_what_they_say(readme, clone, run):
 _OF_TORCH = "import transformers"
 
 
+@pytest.mark.slow
 def test_snippet_of_pytorch_ranks_all_heads():
     pytest.importorskip("transformers", reason="needs mha_haiku[torch]")
     pytest.importorskip("torch", reason="needs mha_haiku[torch]")

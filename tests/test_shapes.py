@@ -16,6 +16,7 @@ from mha_haiku.core.attention import (
     reference,
     scores,
 )
+from tests import everyday
 
 B, T, S, H, G, K, V = 2, 3, 5, 6, 2, 4, 7
 
@@ -58,7 +59,10 @@ def arrays():
 
 @pytest.mark.parametrize(
     ("implementation", "score"),
-    [("dense", "dot_product"), ("blockwise", "cosine"), ("dense", "linear")],
+    everyday.those(
+        [("dense", "dot_product"), ("blockwise", "cosine"), ("dense", "linear")],
+        ("dense", "linear"),
+    ),
 )
 def test_attention_and_its_map_have_the_shapes_that_they_say(
     implementation, score, arrays, everything_checked
@@ -87,6 +91,7 @@ def test_attention_and_its_map_have_the_shapes_that_they_say(
     reference.attention(*arrays, allowed=mask.array(T, S)[:, None])
 
 
+@pytest.mark.slow
 def test_modules_have_the_shapes_that_they_say(monkeypatch):
     kind = modules.MultiHeadAttention
     monkeypatch.setattr(kind, "__call__", checked(kind.__call__))

@@ -76,6 +76,7 @@ def test_two_views_in_one_document_do_not_disturb_each_other(open_page):
     assert frames[1].locator("#scale").input_value() != "log"
 
 
+@pytest.mark.slow
 def test_view_has_no_rights_of_the_document_around_it(open_page):
     opened = open_page(_document(_view(samples.hostile())) + "<title>own</title>")
     _frames(opened)

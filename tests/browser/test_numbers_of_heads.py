@@ -26,6 +26,7 @@ def _maps(name: str = "", *, shape=(L, H), step: int | None = None, **more):
     )
 
 
+@pytest.mark.slow
 def test_roles_stand_in_full_and_numbers_are_named(drawn):
     opened = drawn(samples.show(_maps()))
     role = opened.locator(".head .role").first
@@ -38,6 +39,7 @@ def test_roles_stand_in_full_and_numbers_are_named(drawn):
     assert wide <= 400
 
 
+@pytest.mark.slow
 def test_many_layers_stand_in_columns(drawn):
     """Thirty layers of nine heads: in one column they would be 12 pixels wide."""
     layers, heads = 30, 9
@@ -57,6 +59,7 @@ def test_many_layers_stand_in_columns(drawn):
     assert lines.nth(29).bounding_box()["y"] > lines.nth(28).bounding_box()["y"]
 
 
+@pytest.mark.slow
 def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     names = np.full((L, H), "first_token", object)
     names[1, 2], names[0, 1] = "induction", "mixed"
@@ -85,6 +88,7 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
     assert opened.inner_text("#detail-title").startswith("layer 0, head 0")
 
 
+@pytest.mark.slow
 def test_numbers_in_which_a_head_is_like_others_are_folded_away(drawn):
     values = np.zeros((L, H))
     names = [f"number_{i}" for i in range(5)]
@@ -100,6 +104,7 @@ def test_numbers_in_which_a_head_is_like_others_are_folded_away(drawn):
     assert others.locator("th").count() == 2
 
 
+@pytest.mark.slow
 def test_bars_of_small_heads_have_a_legend(drawn):
     shown = samples.of_size(12, 30, 8)
     (maps,) = shown.sets
@@ -112,6 +117,7 @@ def test_bars_of_small_heads_have_a_legend(drawn):
     assert opened.inner_text("#legend") == said
 
 
+@pytest.mark.slow
 def test_orders_are_grouped_and_spelled_as_in_the_table(drawn):
     opened = drawn(samples.show(_maps()))
     groups = opened.locator("#order optgroup")
@@ -125,6 +131,7 @@ def test_orders_are_grouped_and_spelled_as_in_the_table(drawn):
     assert "squared weights 0" in first.text_content()
 
 
+@pytest.mark.slow
 def test_an_order_shows_its_first_heads_and_not_the_last_chosen_one(drawn):
     maps = samples.of_size(20, 9, 6).sets[0]
     number = records.Column(np.arange(180.0).reshape(20, 9), "nats", "count")
@@ -134,6 +141,7 @@ def test_an_order_shows_its_first_heads_and_not_the_last_chosen_one(drawn):
     assert opened.locator("#overview").evaluate("x => x.scrollTop") == 0
 
 
+@pytest.mark.slow
 def test_one_head_has_no_order(drawn):
     maps = _maps()
     opened = drawn(samples.show(maps))
@@ -158,6 +166,7 @@ def test_earlier_steps_say_where_the_numbers_are(drawn):
     assert said not in opened.inner_text("#panels .standing")
 
 
+@pytest.mark.slow
 def test_a_page_of_two_runs_opens_with_their_comparison(drawn):
     opened = drawn(samples.show(_maps("one run"), _maps("another")))
     opened.locator("svg.map").nth(1).wait_for()
@@ -167,6 +176,7 @@ def test_a_page_of_two_runs_opens_with_their_comparison(drawn):
     assert "another" in text
 
 
+@pytest.mark.slow
 def test_each_number_says_what_it_means(drawn):
     values = np.random.default_rng(0).random((L, H))
     numbers = {x: records.Column(values, "nats", f"what {x} means") for x in "abcde"}
@@ -176,6 +186,7 @@ def test_each_number_says_what_it_means(drawn):
     assert sorted(told) == [f"what {x} means" for x in "abcde"]
 
 
+@pytest.mark.slow
 def test_bars_without_words_have_a_legend(drawn):
     shown = samples.show(_maps())
     legend = "The bar below a head has the color of its role."

@@ -20,6 +20,7 @@ def _title(opened) -> str:
     return opened.locator("#detail-title").inner_text()
 
 
+@pytest.mark.slow
 def test_cells_have_the_colors_of_their_weights(drawn, cells, viridis):
     shown = samples.show()
     opened = drawn(shown, address="#layer=1&head=2&range=own")
@@ -31,6 +32,7 @@ def test_cells_have_the_colors_of_their_weights(drawn, cells, viridis):
     assert np.abs(cells(opened, (T, S)) - expected).max() < CLOSE
 
 
+@pytest.mark.slow
 def test_masked_cells_look_unlike_small_weights(drawn, cells, viridis):
     masked = np.triu(np.ones((T, S), bool), 3)
     opened = drawn(samples.show(samples.maps(samples.example(masked=masked))))
@@ -76,6 +78,7 @@ def test_hostile_texts_are_shown_and_run_nothing(drawn):
     assert width <= 1400
 
 
+@pytest.mark.slow
 def test_page_can_be_walked_by_keys_alone(drawn):
     opened = drawn(samples.show(), address="#query=4&key=0")
     reached = []
@@ -110,6 +113,7 @@ def test_page_can_be_walked_by_keys_alone(drawn):
     assert re.search(r"q3.*k2", _readout(opened))
 
 
+@pytest.mark.slow
 def test_pointing_reads_a_cell_and_marks_both_tokens(drawn):
     shown = samples.show()
     opened = drawn(shown)
@@ -147,6 +151,7 @@ def test_slider_and_play_go_over_the_steps(drawn, cells, viridis):
     assert np.abs(cells(opened, (T, S)) - expected(2)).max() < CLOSE
 
 
+@pytest.mark.slow
 def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viridis):
     first, second = samples.example("first"), samples.example("second", seed=50)
     opened = drawn(samples.show(samples.maps(first, second)), address="#range=own")
@@ -166,6 +171,7 @@ def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viri
     assert (redder == (difference > 0))[far].all()
 
 
+@pytest.mark.slow
 def test_a_difference_of_different_texts_says_so_and_lacks_masked_cells(drawn):
     first = samples.example("first")
     opened = drawn(samples.show(samples.maps(first, first._replace(name="again"))))
@@ -194,6 +200,7 @@ def _luminance(color: str) -> float:
     return float(linear @ [0.2126, 0.7152, 0.0722])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "scheme", [pytest.param("light", marks=pytest.mark.slow), "dark"]
 )

@@ -4,6 +4,7 @@ import dataclasses
 import re
 
 import numpy as np
+import pytest
 
 from mha_haiku import records
 from mha_haiku.records import map_set
@@ -31,6 +32,7 @@ def _said(opened, selector: str = ".view-readout") -> str:
     return opened.locator(selector).first.inner_text().replace("−", "-")
 
 
+@pytest.mark.slow
 def test_text_lists_the_largest_weights_from_and_to(drawn):
     opened = _open(drawn, "text")
     weights = samples.example(masked=MASKED).weights[1][2]
@@ -56,6 +58,7 @@ def test_text_lists_the_largest_weights_from_and_to(drawn):
     np.testing.assert_allclose(strength, 0.9 * column, atol=5e-3)
 
 
+@pytest.mark.slow
 def test_lines_go_to_the_keys_of_the_token_that_is_pointed_at(drawn):
     opened = _open(drawn, "lines")
     weights = samples.example(masked=MASKED).weights[1]
@@ -103,6 +106,7 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
     assert "entropy: not computed. python -m experiments.head_statistics" in said
 
 
+@pytest.mark.slow
 def test_pictures_stand_at_positions(drawn):
     one = samples.words(S, "d")
     pixels = np.random.default_rng(0).integers(0, 256, (S, 4, 3, 3), np.uint8)
@@ -116,6 +120,7 @@ def test_pictures_stand_at_positions(drawn):
     assert opened.locator(".tokens img").count() == S
 
 
+@pytest.mark.slow
 def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(drawn):
     opened = drawn(samples.kinds())
     titles = opened.locator("#overview .kind").all_inner_texts()
@@ -152,6 +157,7 @@ def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(
     assert opened.locator("#answer").is_visible()
 
 
+@pytest.mark.slow
 def test_frames_go_round_what_is_aligned(drawn):
     opened = drawn(samples.kinds())
     path = opened.locator("#stage svg.map path.aligned").last
@@ -184,6 +190,7 @@ def _shares(opened):
     )
 
 
+@pytest.mark.slow
 def test_a_page_of_words_opens_with_where_they_look_in_all_heads(drawn):
     example = _of_words()
     opened = drawn(samples.show(samples.maps(example)))
@@ -209,6 +216,7 @@ def test_a_page_of_words_opens_with_where_they_look_in_all_heads(drawn):
     np.testing.assert_allclose(_shares(opened), 0.9 * row / row.max(), atol=5e-3)
 
 
+@pytest.mark.slow
 def test_without_special_tokens_the_colors_follow_what_is_left(drawn, cells, viridis):
     maps = [x.copy() for x in _of_words().weights]
     for each in maps:
@@ -232,6 +240,7 @@ def test_without_special_tokens_the_colors_follow_what_is_left(drawn, cells, vir
     assert abs(float(said.split(": ")[1]) - maps[1][2, 3, 1]) < 1e-3
 
 
+@pytest.mark.slow
 def test_thumbnails_that_nobody_has_seen_are_drawn_for_the_printer(drawn):
     opened = drawn(samples.of_size(60, 2, 8), viewport={"width": 900, "height": 400})
     drawn_heads = "[...document.querySelectorAll('.head')].filter(x => x.drawn).length"
@@ -240,6 +249,7 @@ def test_thumbnails_that_nobody_has_seen_are_drawn_for_the_printer(drawn):
     assert opened.evaluate(drawn_heads) == 120
 
 
+@pytest.mark.slow
 def test_seconds_stand_along_pooled_maps_of_sounds(drawn):
     times = tuple(f"{i / 50:.2f}s" for i in range(256))
     axis = map_set.Axis(times, np.arange(33) * 8)
@@ -251,6 +261,7 @@ def test_seconds_stand_along_pooled_maps_of_sounds(drawn):
     assert "key 0–7 “0.00s–0.14s”" in opened.inner_text("#readout")
 
 
+@pytest.mark.slow
 def test_predictions_open_at_the_first_position(drawn):
     count = 30
     words = samples.words(count, "w")

@@ -3,6 +3,7 @@
 import re
 
 import numpy as np
+import pytest
 
 from mha_haiku import records
 from mha_haiku.records import map_set
@@ -24,6 +25,7 @@ def shown():
     return map_set.Dossier("Why", (map_set.MapSet("", layers, (example,)),))
 
 
+@pytest.mark.slow
 def test_a_cell_opens_its_pairs_and_a_pair_goes_to_its_head(open_page):
     page = open_page(shown(), address="#layer=1&head=1&query=3&key=1")
     panel = page.locator(".panel.why")

@@ -16,6 +16,7 @@ def test_the_query_is_an_item_and_its_label_stands_at_the_place():
         assert len(set(row[:-1:2])) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_given", [False, True])
 def test_answers_are_those_of_two_layers_in_numpy(is_given):
     tokens, *_ = map(np.asarray, claim.drawn(jax.random.key(1), 3))

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.claims import length_extrapolation as claim
 
@@ -20,6 +21,7 @@ def test_rows_ask_for_the_answer_and_its_end():
         np.testing.assert_array_equal(np.flatnonzero(weights), n + 1 + np.arange(n + 1))
 
 
+@pytest.mark.slow
 def test_models_are_causal_and_see_order_by_their_positions_alone():
     params = claim.initial(jax.random.key(0))
     tokens = np.array([[1, 2, 3, 4, 5], [2, 1, 3, 4, 5], [1, 2, 3, 4, 6]])

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.claims import markov_chains
 
@@ -32,6 +33,7 @@ def test_columns_of_doubly_stochastic_chains_sum_to_one():
     assert np.abs(plain.sum(-2) - 1).max() > 0.1
 
 
+@pytest.mark.slow
 def test_targets_are_the_states_that_follow():
     found = markov_chains.drawn(jax.random.key(0), 5, is_doubly=True)
     np.testing.assert_array_equal(found.inputs[:, 1:], found.targets[:, :-1])

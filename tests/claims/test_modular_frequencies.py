@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.claims import modular_frequencies
 
@@ -41,6 +42,7 @@ def test_the_gini_coefficient_is_of_amplitudes():
     np.testing.assert_allclose(found["Gini"], 5 / 6, rtol=1e-4)  # one of six has all
 
 
+@pytest.mark.slow
 def test_logits_are_those_of_a_model_token_by_token(monkeypatch):
     monkeypatch.setattr(modular_frequencies, "_MODULUS", P)
     params = modular_frequencies._initial(jax.random.key(0))

@@ -2,6 +2,7 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.claims import parts_of_a_layer as claim
 
@@ -17,6 +18,7 @@ def test_the_slope_is_per_step_of_the_sizes():
     np.testing.assert_allclose(claim.slope([0.5, 0.7, 0.9, 1.1]), 0.2)
 
 
+@pytest.mark.slow
 def test_weights_are_a_softmax_of_scaled_dot_products():
     params = jax.device_get(claim.initial(jax.random.key(0), 16))
     params = {name: x.astype(np.float64) for name, x in params.items()}

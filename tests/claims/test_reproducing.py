@@ -263,6 +263,7 @@ def test_the_readme_of_claims_tells_the_stored_results():
         assert outcome.page() == page.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_the_desk_trains_once_all_its_seeds_and_asks_elsewhere(
     make_config, make_model, tmp_path, monkeypatch, capsys
 ):

@@ -2,10 +2,12 @@
 
 import jax
 import numpy as np
+import pytest
 
 from experiments.claims import rollouts
 
 
+@pytest.mark.slow
 def test_the_answer_is_the_number_of_the_first_noun():
     task = rollouts.Rollouts.Agreement(blanks=0.0)
     keys = jax.random.split(jax.random.key(0), 50)

@@ -40,6 +40,7 @@ def _run(*arguments):
     return commands.run(["head_statistics", *arguments])
 
 
+@pytest.mark.slow
 def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
     pytest.importorskip("matplotlib")
     assert _run(f"--workdir={untrained}", "--examples=5") == 0

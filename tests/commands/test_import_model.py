@@ -61,6 +61,7 @@ def _cheaper(workdir) -> None:
     path.write_text(json.dumps(contents))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "task", "family"),
     [

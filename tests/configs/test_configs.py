@@ -13,7 +13,7 @@ from mha_haiku import runs, tasks
 from mha_haiku.commands import config_files
 from mha_haiku.training import stepping
 from mha_haiku.training.runs import configuration, folders, loop
-from tests import tiny_runs
+from tests import everyday, tiny_runs
 from tests.test_readme import READMES
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -35,7 +35,7 @@ def test_any_config_may_take_few_steps(path):
 _TASKS = [name for name in tasks.names() if name != "labeled_texts"]  # needs a file
 
 
-@pytest.mark.parametrize("of", [*_CONFIGS, *_PAPERS, *_TASKS])
+@pytest.mark.parametrize("of", everyday.some([*_CONFIGS, *_PAPERS, *_TASKS], 8))
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
     tiny_runs.check_devices(config, 4)

@@ -37,6 +37,7 @@ def attention_map():
     return attention.attend(query, key, value, mask=mask, first_query=2)[1]
 
 
+@pytest.mark.slow
 def test_pages_are_there_at_once_and_imported_when_asked_for():
     code = (
         "import sys, mha_haiku as mh;"

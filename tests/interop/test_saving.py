@@ -107,6 +107,7 @@ def test_any_share_of_the_features_of_gpt_neox_is_written(key_size, turning, tmp
     np.testing.assert_array_equal(again.params[name]["w"], params[name]["w"])
 
 
+@pytest.mark.slow
 def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
     folder = small_models.write(tmp_path, "qwen2")
     imported = interop.load(folder, dtype="bfloat16")
@@ -171,6 +172,7 @@ def test_what_a_family_would_read_otherwise_is_refused(case, fields, reason, tmp
     assert not folder.exists()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_bias", [True, False])
 def test_tied_logits_of_fewer_classes_than_tokens(with_bias, tmp_path):
     config = model_config(

@@ -72,6 +72,7 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     _refused(folder, r"names 'part-1.safetensors', which does not exist")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loads_as_either(folder, dtype):
     whole = interop.load(folder)

@@ -58,6 +58,7 @@ def close(found, wanted):
     np.testing.assert_allclose(found, wanted, atol=1e-5 * max(1, np.abs(wanted).max()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", everyday.some(CASES, 3))
 def test_maps_and_ablated_heads_are_those_of_torch(name):
     case = CASES[name]
@@ -149,6 +150,7 @@ def test_sites_are_named_after_modules_alone():
     ]
 
 
+@pytest.mark.slow
 def test_a_module_stays_as_it_is():
     module = Model().train()
     before = {name: dict(vars(part)) for name, part in module.named_modules()}
@@ -177,6 +179,7 @@ def test_no_scope_stays_open_where_a_module_fails():
     assert str(stack) == ""
 
 
+@pytest.mark.slow
 def test_lengths_become_the_mask_and_padding_is_not_felt():
     module, x = Model().eval(), features(B, S, 8)
     example = mh.tasks.Example(x, None, None, np.array([S, 3], np.int32))
@@ -222,6 +225,7 @@ def translating():
     return mh.wrap(model, tokenizer=Words(), examples=[(["abc", "cb"], ["de", "fgh"])])
 
 
+@pytest.mark.slow
 def test_pair_of_texts_is_a_source_and_what_a_decoder_writes(translating):
     (batch,) = translating.batches
     assert batch.inputs.tolist() == [[2, 3, 4, 1], [4, 3, 1, 0]]
@@ -240,6 +244,7 @@ def test_pair_of_texts_is_a_source_and_what_a_decoder_writes(translating):
             translating.logits(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["t5", "bert", "gpt2"])
 def test_loss_of_labels_is_that_of_torch(name):
     model, none = torch_families.make(CASES[name]), -100
@@ -262,6 +267,7 @@ def test_loss_of_labels_is_that_of_torch(name):
         subject.measured(given | {"labels": np.full_like(labels, none)})
 
 
+@pytest.mark.slow
 def test_labels_of_whole_texts_and_of_decoders_that_were_cut_out_are_not_shifted():
     config = dict(vocab_size=31, d_model=8, decoder_layers=1, decoder_ffn_dim=8)
     config = transformers.BartConfig(**config, decoder_attention_heads=2)
@@ -279,6 +285,7 @@ def test_labels_of_whole_texts_and_of_decoders_that_were_cut_out_are_not_shifted
         close(measured.metric(subject.logits(batch), batch), [wanted.loss.item()])
 
 
+@pytest.mark.slow
 def test_encoder_decoder_and_cross_attention_are_kinds(translating):
     found = translating.maps(("abc", "de"))
     shapes = [x.shape[-2:] for x in found]
@@ -295,6 +302,7 @@ def test_encoder_decoder_and_cross_attention_are_kinds(translating):
     assert roles.layers == importance.layers
 
 
+@pytest.mark.slow
 def test_a_model_of_a_text_needs_no_axis_of_a_batch():
     # Both fold the batch and the heads, of which one axis of size 1 does not return.
     for name in ("bloom", "deberta"):
@@ -350,6 +358,7 @@ class Letters:
         return "".join(chr(ord("a") + x) for x in tokens)
 
 
+@pytest.mark.slow
 def test_a_module_writes_as_torch_does_up_to_its_last_position():
     model = torch_families.make(CASES["gpt2"])
     subject, prompt = mh.wrap(model, tokenizer=Letters()), "hello"
@@ -371,6 +380,7 @@ def test_a_module_writes_as_torch_does_up_to_its_last_position():
             subject.generate(text, tokens=tokens, temperature=0)
 
 
+@pytest.mark.slow
 def test_rotary_positions_have_no_end():
     model = torch_families.make(CASES["llama"])
     given = {"input_ids": np.arange(20)[None] % 7}
@@ -378,6 +388,7 @@ def test_rotary_positions_have_no_end():
     close(mh.wrap(model).logits(given), by_torch(model, given)[0])
 
 
+@pytest.mark.slow
 def test_features_go_where_a_model_takes_them():
     model = torch_families.make(CASES["llama"])
     tokens = CASES["llama"].inputs()["input_ids"]
@@ -386,6 +397,7 @@ def test_features_go_where_a_model_takes_them():
     close(subject.logits(embedded), subject.logits(tokens))
 
 
+@pytest.mark.slow
 def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
     case = CASES["whisper"]
     model = torch_families.make(case)
@@ -400,6 +412,7 @@ def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
         mh.load(tmp_path, step=3)
 
 
+@pytest.mark.slow
 def test_texts_are_read_by_the_tokenizer_of_transformers(tmp_path):
     tokenizers = pytest.importorskip("tokenizers", reason="needs mha_haiku[data]")
     words = ["[UNK]", "</s>", "the", "cat", "sat"]
@@ -450,6 +463,7 @@ def test_missing_torchax_is_named(monkeypatch):
     torch_modules._environment.cache_clear()
 
 
+@pytest.mark.slow
 def test_pixels_and_sound_have_patches_and_seconds_along_their_maps():
     """Patches behind the mark of the class; frames of 10 ms, halved by Whisper."""
     pixels = np.array(CASES["vit"].inputs()["pixel_values"])

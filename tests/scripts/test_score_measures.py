@@ -50,6 +50,7 @@ def test_leaving_out_one_edge_is_path_patching_it():
     assert np.ptp([x.mean() for x in expected]) > 0.1
 
 
+@pytest.mark.slow
 def test_circuit_alone_answers_and_what_is_not_kept_is_corrupted():
     known = _known()
     shape, real = known.compiled.is_real.shape, known.compiled.is_real

@@ -21,6 +21,7 @@ def attention_map():
     return jax.jit(lambda q, k: attend(q, k, k, mask=MASK)[1])(query, key)
 
 
+@pytest.mark.slow
 def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
     masked = np.asarray(collecting.masked_cells(attention_map))
     assert masked.shape == (B, 1, T, S)

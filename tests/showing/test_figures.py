@@ -22,6 +22,7 @@ def _sizes(saved):
     return [image.open(io.BytesIO(p)).size for _, p in figures.pictures(saved)]
 
 
+@pytest.mark.slow
 def test_a_picture_per_layer_wider_with_more_heads(load):
     (narrow, low), (wide, high) = _sizes(load(heads=(1, 3)))
     assert wide > narrow > 200
@@ -47,6 +48,7 @@ def test_the_same_maps_give_the_same_bytes(load):
     assert list(figures.pictures(saved)) == list(figures.pictures(saved))
 
 
+@pytest.mark.slow
 def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load, drawn):
     first, second = make_maps().layers
     layers = first, second._replace(name="layer 7", index=7, number=7)
@@ -59,6 +61,7 @@ def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load, dr
     assert "layer 7, held-out example 3 (the first of 2 in index.html)" in heading
 
 
+@pytest.mark.slow
 def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile, drawn):
     ((_, picture),) = figures.pictures(hostile)
     (sheet,) = drawn
@@ -108,6 +111,7 @@ def test_pooled_cells_are_marked_with_their_first_position(load, drawn):
     assert "10 queries" in sheet.get_suptitle()
 
 
+@pytest.mark.slow
 def test_all_layers_share_a_scale_with_a_bar(load, drawn):
     saved = load()
     list(figures.pictures(saved))
@@ -132,6 +136,7 @@ def test_a_layer_without_heads_has_no_picture(load):
     assert name == "layer_01.png"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_heads", [1, 4, 5, 7, 12])
 def test_the_grid_holds_every_head(load, num_heads):
     panels = _panels(_figure(load(heads=(num_heads,)), 0))
@@ -140,6 +145,7 @@ def test_the_grid_holds_every_head(load, num_heads):
     assert titles == [f"head {i}" for i in range(num_heads)]
 
 
+@pytest.mark.slow
 def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(load):
     saved = load(make_maps_of_kinds())
     names = [name for name, _ in figures.pictures(saved)]

@@ -167,6 +167,7 @@ def test_numbers_that_are_all_alike_can_be_drawn(value):
         assert head_figures.picture(_heads({"x": each}, (0,), (0, 1)))
 
 
+@pytest.mark.slow
 def test_the_same_numbers_give_the_same_file():
     image = pytest.importorskip("PIL.Image")
     draw = functools.partial(head_figures.picture, _heads(_numbers(), (0, 1)))

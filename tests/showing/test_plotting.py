@@ -25,6 +25,7 @@ def labels_of(axes, which):
     return [tick.get_text() for tick in ticks]
 
 
+@pytest.mark.slow
 def test_a_grid_has_a_panel_for_each_head(attention_map):
     figure = mh.plot(attention_map, tokens="wxyz", key_tokens=list("abcde") + ["$f$"])
     panels = panels_of(figure)
@@ -47,6 +48,7 @@ def test_one_head_of_one_example_with_masked_cells(attention_map):
     assert tuple(figure.get_size_inches()) == (4, 3)
 
 
+@pytest.mark.slow
 def test_layers_are_rows(attention_map):
     other = make_map(4)
     figure = mh.plot([attention_map, other], head=[2, 0], title="$two$ layers")
@@ -79,6 +81,7 @@ def test_a_figure_shows_itself(attention_map):
     assert mh.plot(attention_map, head=0)._repr_png_().startswith(b"\x89PNG")
 
 
+@pytest.mark.slow
 def test_scales_are_of_all_maps(attention_map):
     linear, root, log = (
         mh.plot(attention_map, scale=scale) for scale in ("linear", "root", "log")
@@ -160,6 +163,7 @@ def test_what_does_not_fit_is_refused(attention_map, options, message):
         mh.plot(attention_map, **options)
 
 
+@pytest.mark.slow
 def test_what_has_no_figure_is_refused(attention_map, tmp_path):
     with pytest.raises(TypeError, match="what must be attention maps"):
         mh.plot(3)
@@ -187,6 +191,7 @@ def test_the_same_numbers_give_the_same_file(kind):
     assert first.startswith(start)
 
 
+@pytest.mark.slow
 def test_a_long_map_has_numbered_bins():
     attention_map = make_map(batch=(), queries=T, keys=600, heads=1)
     (axes,) = panels_of(mh.plot(attention_map))

@@ -68,6 +68,7 @@ def test_a_run_is_shown_on_its_held_out_examples(run):
     np.testing.assert_allclose([x for _, x in answers], shares[:3], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_heads_of_a_pruned_run_go_by_their_names(run):
     layers = page_of(mh.show(run, heads=[1]))["sets"][0]["layers"]
     assert [layer["heads"] for layer in layers] == [["1"], ["1"]]
@@ -119,6 +120,7 @@ def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
         np.testing.assert_allclose(np.nan_to_num(shown), saved, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_maps_of_a_subject_and_of_a_folder_are_drawn(folder):
     subject = mh.load(folder)
     assert page_of(mh.show(subject))["sets"][0]["name"] == ""

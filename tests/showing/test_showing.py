@@ -60,6 +60,7 @@ def view(attention_map):
     return mh.show(attention_map)
 
 
+@pytest.mark.slow
 def test_a_page_has_the_weights_of_the_map(attention_map, view):
     page = page_of(view)
     for example in range(B):
@@ -73,6 +74,7 @@ def test_a_page_has_the_weights_of_the_map(attention_map, view):
         )
 
 
+@pytest.mark.slow
 def test_a_page_has_the_statistics_of_the_heads():
     attention_map = make_map(1, mask=mh.masks.causal(), first_query=1)
     statistics = attention_map.statistics()
@@ -140,6 +142,7 @@ def test_numbers_as_tokens_are_their_digits(attention_map):
     assert first["queries"]["tokens"] == ["10", "11", "12", "13"]
 
 
+@pytest.mark.slow
 def test_layers_are_a_list_or_named_by_a_dict(attention_map):
     maps = {"a/b": attention_map, "c": make_map(2)}
     for value, names in (
@@ -172,6 +175,7 @@ def test_images_are_of_each_position(attention_map):
     assert (images["images"]["height"], images["images"]["width"]) == (2, 3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("budget", [230_000, 260_000])
 def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
     attention_map = make_map(batch=(3,), queries=90, keys=110, heads=12)
@@ -294,6 +298,7 @@ def test_a_layer_without_heads_is_beside_others(attention_map):
     assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]
 
 
+@pytest.mark.slow
 def test_inputs_are_named_by_the_beginnings_of_their_texts():
     attention_map = make_map(batch=(2,), queries=12, keys=12)
     words = ["[CLS]", *(f" word{i}" for i in range(10)), "[SEP]"]
@@ -305,6 +310,7 @@ def test_inputs_are_named_by_the_beginnings_of_their_texts():
     ]
 
 
+@pytest.mark.slow
 def test_a_title_is_the_model_and_its_text():
     attention_map = make_map(batch=(1,), queries=5, keys=5)
     tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]

@@ -126,6 +126,7 @@ def test_negative_weights_are_blue_and_positive_ones_red():
     assert np.ptp(image[0, 0]) < 8  # 0 is white, in the middle
 
 
+@pytest.mark.slow
 def test_arrays_of_signed_weights_are_shown_and_drawn():
     pytest.importorskip("matplotlib")
     weights = np.linspace(-0.5, 1, 18, dtype=np.float32).reshape(1, 2, 3, 3)

@@ -18,6 +18,7 @@ def _boxes(figure, labels):
     return [x.get_window_extent() for x in labels if x.get_text()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [16, 48])
 def test_15_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
     pytest.importorskip("matplotlib")

@@ -67,6 +67,7 @@ def foreign():
     return mh.wrap(_by_hand, params, _Letters(), examples=[batch], name="by hand")
 
 
+@pytest.mark.slow
 def test_maps_of_a_text_are_those_of_its_tokens(llama):
     maps = llama.maps(TEXT)
     tokens = llama.encode(TEXT)
@@ -98,6 +99,7 @@ def test_every_form_of_inputs_gives_the_same_logits(llama, given):
     np.testing.assert_allclose(logits if is_one else logits[0], wanted.logits[0])
 
 
+@pytest.mark.slow
 def test_a_shorter_text_of_several_is_padded_without_changing_its_maps(llama):
     alone, both = llama.maps("the cat"), llama.maps(["the cat", TEXT])
     length = len(llama.encode("the cat"))
@@ -107,6 +109,7 @@ def test_a_shorter_text_of_several_is_padded_without_changing_its_maps(llama):
         )
 
 
+@pytest.mark.slow
 def test_answers_show_their_tokens(llama, bert):
     page = bert.maps(TEXT).show().html
     assert '["[CLS]"' in page and '"mat","[SEP]"]' in page.replace("\u2423", "")
@@ -116,6 +119,7 @@ def test_answers_show_their_tokens(llama, bert):
     assert "[CLS]" in labels and len(repr(bert)) < 200
 
 
+@pytest.mark.slow
 def test_an_edited_model_generates_by_its_edits(llama):
     token = int(llama.encode("dog")[0])
     direction = llama.params["embedding"]["embeddings"][token]
@@ -133,6 +137,7 @@ def test_an_edited_model_generates_by_its_edits(llama):
     assert steered.generate(TEXT, tokens=3, temperature=0) == text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "split", everyday.some([{}, {"heads": 2}, {"sequence": 2}], 1), ids=repr
 )
@@ -149,6 +154,7 @@ def test_edits_are_there_on_all_devices(llama, split):
     assert np.abs(expected - llama.logits(tokens)).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_patching_has_the_tokens_and_moves_the_answer(llama):
     clean = llama.encode(TEXT)
     corrupted = np.where(np.arange(len(clean)) == PLACE, 7, clean)
@@ -215,6 +221,7 @@ def _sides(batch, kind):
     return queries, targets if kind == "decoder" else sources
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "kind"), _KINDS)
 def test_the_strongest_places_have_the_tokens_of_their_side(reverser, layer, kind):
     batch = reverser.examples(6)
@@ -270,6 +277,7 @@ def translator(foreign):
     return mh.wrap(_of_two_stacks, foreign.params, _Letters(), examples=[batch])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("layer", "kind"), _KINDS)
 def test_places_of_a_wrapped_encoder_decoder_have_the_tokens_of_their_side(
     translator, layer, kind
@@ -304,6 +312,7 @@ def _mean_of_examples(found):
     return np.array(means)[..., :-1]  # the last component is what rounding leaves
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", _PER_EXAMPLE)
 def test_padding_of_a_function_that_masks_only_keys_does_not_count(translator, name):
     x, y = np.arange(8).reshape(2, 4), np.arange(6, 12).reshape(2, 3)
@@ -330,6 +339,7 @@ def test_the_last_row_of_the_lens_is_the_model(llama):
     assert len(mh.plot(lens).axes) == 2
 
 
+@pytest.mark.slow
 def test_the_strongest_places_are_those_of_the_maps(llama):
     texts = [TEXT, "a dog ran", OTHER]
     found = llama.strongest(1, 2, texts, count=2)
@@ -345,6 +355,7 @@ def test_the_strongest_places_are_those_of_the_maps(llama):
     assert "query token" in found._repr_html_()
 
 
+@pytest.mark.slow
 def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
     pruned = llama.prune([[0, 1, 3], [2]])
     assert [len(x.names) for x in models.heads_of_layers(pruned.model.config)] == [3, 1]
@@ -401,6 +412,7 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
         mh.train(config, tmp_path / "seeds")
 
 
+@pytest.mark.slow
 def test_somebodys_function_is_asked_in_the_same_way(foreign):
     maps = foreign.maps("hello")
     (name,) = maps.names
@@ -431,7 +443,9 @@ _OF_EXAMPLES = {
 }
 
 
-@pytest.mark.parametrize("name", _OF_EXAMPLES)
+@pytest.mark.parametrize(
+    "name", everyday.those(_OF_EXAMPLES, "importance", "measured", "strongest")
+)
 def test_a_number_of_examples_takes_the_first_that_a_function_has(foreign, name):
     (batch,) = foreign.batches
     rows = [jax.tree.map(lambda x, i=i: x[i : i + 1], batch) for i in range(3)]
@@ -460,6 +474,7 @@ def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
         assert len(str(refusal.value).splitlines()) <= 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
 )
@@ -607,6 +622,7 @@ def test_a_position_may_count_from_the_end(llama):
     assert found.place == wanted.place == (1, 2, count - 1, found.place[-1])
 
 
+@pytest.mark.slow
 def test_inputs_without_a_tokenizer_are_arrays(foreign):
     bare = mh.wrap(_by_hand, foreign.params)
     assert bare.maps([1, 2, 3])[0].shape == (1, 2, 3, 3)
@@ -627,6 +643,7 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
             mh.wrap(other)
 
 
+@pytest.mark.slow
 def test_attention_outside_of_all_modules_is_a_part_of_a_function():
     """Its sites have no path: "map" and "heads"."""
 
@@ -675,6 +692,7 @@ def _windowed(params, x, is_folded):
     return x + heads.reshape(count, length, -1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation_value", ["zero", "mean", "resample"])
 def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
     keys = iter(jax.random.split(jax.random.key(0), 4))
@@ -720,6 +738,7 @@ def _of_segments(params, tokens, segment):
     return _by_hand(params, tokens) * segment[..., None]
 
 
+@pytest.mark.slow
 def test_a_function_gets_all_keywords_of_a_mapping(foreign):
     subject = mh.wrap(_of_segments, foreign.params)
     tokens, segment = np.array([[1, 2, 3, 0], [4, 5, 6, 7]]), np.arange(8).reshape(2, 4)
@@ -776,7 +795,7 @@ _WITH_MASK = _PER_EXAMPLE | {
 }
 
 
-@pytest.mark.parametrize("name", _WITH_MASK)
+@pytest.mark.parametrize("name", everyday.those(_WITH_MASK, "ablation", "patch"))
 def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
     row, zeros = np.array([3, 14, 5, 6, 11]), np.zeros(3, int)
     tokens = np.stack([[*row, *zeros], [*zeros, *row]])
@@ -790,6 +809,7 @@ def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
         np.testing.assert_allclose(found, wanted, 1e-4, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["loss", "statistics"])
 def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
     row = np.array([[3, 14, 5, 6, 11]])
@@ -806,6 +826,7 @@ def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
     assert not examples[0].weights[0, 4:].any() and examples[0].weights[0, :4].all()
 
 
+@pytest.mark.slow
 def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
     tokens = np.array([[3, 14, 5, 6]])
     labels = np.array([[-100, -100, 5, 7]])
@@ -847,6 +868,7 @@ def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
     np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 def test_only_the_loss_needs_next_tokens(foreign):
     def metric(logits, _):
         return logits[..., 0].mean(1)
@@ -900,6 +922,7 @@ def test_layers_are_a_list(foreign, layers):
         foreign.statistics(layers=layers)
 
 
+@pytest.mark.slow
 def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     def scaled(params, tokens, scale):
         return _by_hand(params, tokens) * scale[0]

@@ -138,6 +138,7 @@ def tried(code, **given):
     return names
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SUBJECTS)
 def test_1_and_2_the_map_of_a_head_and_its_picture(subject_of, name):
     found = tried(
@@ -156,6 +157,7 @@ def test_1_and_2_the_map_of_a_head_and_its_picture(subject_of, name):
     assert any("t" in label for label in labels)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_KINDS)
 def test_3_which_heads_attend_to_the_previous_token(subject_of, name):
     m = subject_of(name)
@@ -165,6 +167,7 @@ def test_3_which_heads_attend_to_the_previous_token(subject_of, name):
     assert scores.ndim == 2 and ((0 <= scores) & (scores <= 1)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LOGITS)
 def test_4_a_head_is_ablated_and_the_loss_read(subject_of, name):
     given = subject_of(name)
@@ -202,6 +205,7 @@ def test_6_the_lens_is_a_table_of_tokens(subject_of):
     assert "<table" in found["lens"]._repr_html_()
 
 
+@pytest.mark.slow
 def test_7_a_vector_is_added_to_the_stream_and_a_text_generated(subject_of):
     found = tried(
         """
@@ -214,6 +218,7 @@ def test_7_a_vector_is_added_to_the_stream_and_a_text_generated(subject_of):
     assert len(found["text"]) == 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_KINDS)
 def test_8_all_activations_by_name(subject_of, name):
     found = tried("_, seen = m.look(text, ['*'])", m=subject_of(name), text=TEXT)
@@ -221,6 +226,7 @@ def test_8_all_activations_by_name(subject_of, name):
     assert any(path.endswith("/weights") for path in found["seen"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_KINDS)
 def test_9_the_importance_of_all_heads_as_a_picture(subject_of, name):
     m = subject_of(name)
@@ -229,6 +235,7 @@ def test_9_the_importance_of_all_heads_as_a_picture(subject_of, name):
     assert found["figure"].axes[0].get_images()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TWO_KINDS)
 def test_10_two_models_on_one_sentence(subject_of, name):
     m = subject_of(name)
@@ -277,6 +284,7 @@ def test_19_half_of_the_heads_are_pruned_and_saved_for_transformers(
     np.testing.assert_allclose(*outputs, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["jax", "torch"])
 def test_20_arrays_of_weights_are_a_page(kind):
     weights = np.random.default_rng(0).dirichlet(np.ones(5), (2, 3, 5)).astype("f4")

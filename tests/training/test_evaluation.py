@@ -7,6 +7,7 @@ import pytest
 
 from mha_haiku import devices, tasks
 from mha_haiku.training import evaluation, losses, stepping
+from tests import everyday
 
 SEED = np.uint32(4)
 
@@ -26,7 +27,7 @@ def _evaluate(model, task, params, *, num_examples, batch_size, count):
 
 @pytest.mark.parametrize(
     ("num_examples", "batch_size", "count"),
-    [(11, 4, 1), (12, 8, 4), (12, 20, 2)],
+    everyday.those([(11, 4, 1), (12, 8, 4), (12, 20, 2)], (12, 20, 2)),
 )
 def test_exactly_the_first_examples_count(
     task, make_model, num_examples, batch_size, count
@@ -53,6 +54,7 @@ def test_exactly_the_first_examples_count(
     np.testing.assert_allclose(sums.loss, wanted.loss, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_held_out_examples_are_not_those_of_training(task):
     indices = jnp.arange(32)
     held_out = evaluation.held_out_batch(task, SEED, task.held_out_data, indices)

@@ -29,6 +29,7 @@ def _random(shape):
     return logits, targets, weights
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(B, T, C), (B, T)], ids=["positions", "set"])
 @pytest.mark.parametrize("is_jitted", [False, True])
 def test_sums_and_gradient_equal_those_of_numpy(shape, is_jitted):
@@ -50,6 +51,7 @@ def test_sums_and_gradient_equal_those_of_numpy(shape, is_jitted):
     np.testing.assert_allclose(sums.weight, weights.sum(), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_equal_logits_cost_the_logarithm_of_the_number_of_classes():
     value = losses.cross_entropy(jnp.full((T, C), 7.0), jnp.arange(T))
     np.testing.assert_allclose(value, np.full(T, np.log(C)), rtol=1e-6)
@@ -80,6 +82,7 @@ def test_what_has_no_weight_cannot_be_felt(bad):
     np.testing.assert_array_equal(gradient, wanted_gradient)
 
 
+@pytest.mark.slow
 def test_elements_outside_of_the_set_cannot_be_chosen():
     logits = jnp.array([[1.0, 2.0, -jnp.inf]])
     value, gradient = jax.value_and_grad(

@@ -144,6 +144,7 @@ def test_frozen_names_of_nothing_or_everything_are_refused(names, message):
     assert len(str(refusal.value).splitlines()) <= 2
 
 
+@pytest.mark.slow
 def test_frozen_parameters_stay_and_the_others_learn_as_if_alone():
     options = {"warmup_steps": 0, "clip_norm": 0.5}
     gradient = jax.tree.map(jnp.ones_like, PARAMS)

@@ -80,6 +80,7 @@ def test_streams_are_independent_and_come_from_the_seed():
     assert largest == stepping.stream(np.uint32(2**32 - 1), "data")
 
 
+@pytest.mark.slow
 def test_devices_and_steps_drop_different_positions(task, make_model):
     model = make_model(dropout_rate=0.5)
     params = model.init(jax.random.key(0), None)
@@ -135,6 +136,7 @@ class _Training:
         return self.placement.fetch(state), reports
 
 
+@pytest.mark.slow
 def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     training = _Training(make_model(dropout_rate=0.2), task, optax.adam(0.1))
     whole, (report,) = training.run(7)
@@ -149,6 +151,7 @@ def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     assert len(set(report.sums.loss)) == 7
 
 
+@pytest.mark.slow
 def test_dispatch_is_no_longer_than_its_reports(task, make_model):
     training = _Training(make_model(), task, optax.adam(0.1), max_steps=4)
     state, reports = training.run(9, 9, 9)
@@ -156,6 +159,7 @@ def test_dispatch_is_no_longer_than_its_reports(task, make_model):
     assert [len(x.finite) for x in reports] == [4, 4, 1]
 
 
+@pytest.mark.slow
 def test_state_is_donated(task, make_model):
     training = _Training(make_model(), task, optax.adam(0.1))
     state = training.fresh()
@@ -233,6 +237,7 @@ def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
     assert state.optimizer_state[0].count == wanted.optimizer_state[0].count == 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
 def test_learning_rate_goes_by_all_steps_also_those_that_are_skipped(
     task, make_model, monkeypatch, name
@@ -250,6 +255,7 @@ def test_learning_rate_goes_by_all_steps_also_those_that_are_skipped(
         chex.assert_trees_all_equal(earlier.params, before.params)
 
 
+@pytest.mark.slow
 def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch):
     _break(monkeypatch, [1, 2, 4, 5, 6, 7])
     training = _Training(make_model(), task, optax.adam(0.1), max_skips=2)

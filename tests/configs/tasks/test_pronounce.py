@@ -39,6 +39,7 @@ def test_worked_example_is_in_the_dictionary():
     assert ("".join(said["inputs"]), pronunciation) in parts()[0] + parts()[1]
 
 
+@pytest.mark.slow
 def test_no_word_is_in_both_parts_and_held_out_words_are_there_once():
     train, held_out = ([word for word, _ in part] for part in parts())
     assert not set(train) & set(held_out)

@@ -49,6 +49,7 @@ def test_order_of_the_queries_is_kept(arrays):
     np.testing.assert_allclose(moved_weights, weights[..., order, :], 1e-6)
 
 
+@pytest.mark.slow
 def test_causal_attention_does_not_see_the_future(arrays):
     query, key, value = arrays((B,), S, S, H, G, K, V)
     mask, cut = masks.causal(), 3
@@ -90,6 +91,7 @@ def _ring():
     return Sharded(mesh, Blockwise(rows=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "score"),
     [
@@ -132,6 +134,7 @@ def test_content_of_padding_is_not_felt_bit_for_bit(implementation, score, array
         jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_what_later_queries_alone_see_is_not_felt_bit_for_bit(arrays):
     """Nor where it overflows in their values, which the loss ignores."""
     query, key, value = arrays((B,), S, S, H, G, K, V)
@@ -188,6 +191,7 @@ PER_POSITION = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "implementation"),
     everyday.some(

@@ -52,6 +52,7 @@ def test_map_says_its_shape_without_being_made(attention_map):
     assert max(sizes) < B * H * T * S
 
 
+@pytest.mark.slow
 def test_map_becomes_an_array(attention_map, weights):
     assert isinstance(weights, np.ndarray)
     np.testing.assert_array_equal(attention_map.weights(), weights)
@@ -139,6 +140,7 @@ def test_pooled_cells_are_the_mass_of_the_map(rows, columns, attention_map, weig
     np.testing.assert_allclose(pooled.sum(-1), 1, rtol=5e-6)
 
 
+@pytest.mark.slow
 def test_pooled_leaves_out_the_queries_that_see_nothing(inputs):
     lengths, query_lengths = np.asarray([9, 9]), np.asarray([4, 2])
 
@@ -190,6 +192,7 @@ def test_map_passes_into_and_out_of_maps_over_an_axis(transform, arrays):
     np.testing.assert_allclose(jax.jit(tiles)(stacked), expected, 2e-6, 1e-7)
 
 
+@pytest.mark.slow
 def test_map_passes_through_scan(arrays):
     inputs, lengths = stack_of(arrays)
 
@@ -242,6 +245,7 @@ def test_an_empty_map_can_be_observed(arrays):
         found.top(1)
 
 
+@pytest.mark.slow
 def test_stacked_maps_with_positions_of_their_own_are_refused(inputs):
     query, key, value = inputs
 
@@ -285,6 +289,7 @@ def test_a_head_or_example_that_is_not_there_is_refused(attention_map, indices, 
         attention_map.head(*indices)
 
 
+@pytest.mark.slow
 def test_a_head_is_counted_from_the_end_as_in_python(attention_map, weights):
     for head in (-1, -H, np.int64(-2)):
         own = np.asarray(attention_map.head(head, -1))[0]

@@ -72,6 +72,7 @@ KINDS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("window", everyday.some([None, 6, 3], 2))
 def test_each_new_query_attends_as_among_all(window):
     mask = masks.window(window, 0) if window else masks.causal()
@@ -105,6 +106,7 @@ def test_each_new_query_attends_as_among_all(window):
             np.testing.assert_allclose(weights[b, :, 0].sum(-1), total, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_statistics_of_a_new_query_are_those_among_all():
     mask = masks.window(2, 0)
     _, whole = mh.attend(QUERY, KEY, VALUE, mask=mask)

@@ -50,6 +50,7 @@ def formula(query, key, value):
     return jnp.einsum("bhts,bshv->bthv", jax.nn.softmax(scores), value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_gradient", [False, True])
 @pytest.mark.parametrize("name", MASKS)
 def test_map_that_nobody_reads_costs_nothing(name, with_gradient):

@@ -46,6 +46,7 @@ def test_implementation_is_chosen_by_what_is_asked(
     assert implementations.chosen(call, dropout_rate, platform) == expected
 
 
+@pytest.mark.slow
 def test_automatic_choice_is_the_default_and_gives_the_same(arrays):
     query, key, value = arrays((1,), 600, 700, 4, 2, 6, 7)  # many enough for tiles
     values, found = jax.jit(attend)(query, key, value)

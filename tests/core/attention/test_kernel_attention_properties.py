@@ -56,6 +56,7 @@ def test_nan_and_inf_reach_just_the_queries_that_see_them(name, arrays):
     assert all(np.isfinite(x).all() for x in found[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MASKS)
 def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
     mask = MASKS[name] & masks.padding(LENGTHS, np.asarray([2, T]))

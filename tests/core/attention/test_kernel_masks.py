@@ -102,6 +102,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
     assert (start >= 0).all() and (stop <= S).all()
 
 
+@pytest.mark.slow
 def test_lengths_collapse_to_one_number_per_example_within_the_map():
     lengths = np.asarray([[4], [2]]), np.asarray([[9, 3, 9]], np.int8)
     mask = masks.padding(lengths[0], lengths[1]) & masks.valid_lens(lengths[1])

@@ -59,6 +59,7 @@ def gradients_by(implementation, arrays, mask, score=None, of_map=False):
     return jax.jit(jax.grad(loss, (0, 1, 2), has_aux=True))(*arrays)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", everyday.some(MASKS, 2))
 def test_what_cudnn_is_asked_for_is_attention(name, check, arrays):
     mask, (T, S) = MASKS[name], (3, 5)

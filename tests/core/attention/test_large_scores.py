@@ -145,6 +145,7 @@ def test_products_of_queries_and_keys_may_be_as_large(implementation):
     np.testing.assert_allclose(entropy, expected, 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize("sink", [0.0, 2.0**23, LOWEST])
 def test_a_sink_is_a_score_more_of_any_size(implementation, sink):
@@ -156,6 +157,7 @@ def test_a_sink_is_a_score_more_of_any_size(implementation, sink):
         np.testing.assert_allclose(found[name], getattr(wanted, name), 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_compiled", [True, False], ids=["jit", "eager"])
 @pytest.mark.parametrize("axis", ["data", "heads", "sequence"])
 def test_devices_share_rows_of_any_size(axis, is_compiled):
@@ -178,6 +180,7 @@ def test_devices_share_rows_of_any_size(axis, is_compiled):
     np.testing.assert_allclose(entropy, expected, 2e-6, 2e-6)
 
 
+@pytest.mark.slow
 def test_a_row_of_a_cache_has_weights_of_any_size():
     query, key, value = _inputs()
     cache = attention.Cache(jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2))

@@ -80,6 +80,7 @@ def test_a_row_of_nan_that_counts_is_felt_by_its_head_alone(inputs):
     )
 
 
+@pytest.mark.slow
 def test_a_row_of_nan_that_does_not_count_changes_no_bit(inputs):
     clean, felt = (observed(*each, EARLIER)["statistics"] for each in inputs)
     jax.tree.map(np.testing.assert_array_equal, felt, clean)

@@ -10,7 +10,7 @@ import pytest
 
 from mha_haiku import attention, devices, masks
 from mha_haiku.core.attention import fused
-from tests import oracles
+from tests import everyday, oracles
 from tests.core.attention.xla_kernel import XLA
 
 B, T, S, H, G, K, V = 2, 4, 6, 4, 2, 3, 5
@@ -70,10 +70,7 @@ def _loss(values, weights, *factors):
 
 @pytest.mark.parametrize(
     ("kind", "implementation"),
-    [
-        pytest.param(*each, marks=[SLOW] if i % 2 else [])
-        for i, each in enumerate(itertools.product(KINDS, IMPLEMENTATIONS))
-    ],
+    everyday.some(itertools.product(KINDS, IMPLEMENTATIONS), 5),
 )
 def test_values_weights_and_gradients_are_those_of_the_oracle(kind, implementation):
     make, score, stated = KINDS[kind]
@@ -144,6 +141,7 @@ def test_a_sink_by_hand():
     assert found.head(0).rows_sum_to == "less than 1"
 
 
+@pytest.mark.slow
 def test_what_a_map_keeps_gives_its_values_once_more():
     query, key, value, gates = (jnp.asarray(x, jnp.float32) for x in _arrays()[:4])
     attend = jax.jit(attention.attend)
@@ -166,6 +164,7 @@ def test_what_a_map_keeps_gives_its_values_once_more():
         attention.attend(query, key, value, gates=gates[..., :2])
 
 
+@pytest.mark.slow
 def test_rows_that_are_nan_leave_the_gradient_of_a_sink_alone():
     query, key, value = (jnp.asarray(x[0], jnp.float32) for x in _arrays()[:3])
     query = query.at[1].set(jnp.nan)

@@ -244,6 +244,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", everyday.some(OTHERS, 2))
 def test_gradients_under_other_masks(name):
     mask, asked = OTHERS[name]
@@ -302,6 +303,7 @@ def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
             assert np.abs(gradient[0]).max() > 0.01
 
 
+@pytest.mark.slow
 def test_second_derivative_is_refused_with_the_way_out():
     arrays = {
         name: jnp.asarray(x, jnp.float32) for name, x in numbers(None, "").items()
@@ -385,6 +387,7 @@ class Entropies(Squares):
         return sums._replace(queries=sums.queries + entropy)
 
 
+@pytest.mark.slow
 def test_neither_large_cotangents_nor_queries_that_see_nan_spoil_a_gradient():
     """The log weight of a hidden key, times a large cotangent, would overflow."""
     given = {name: jnp.float32(x) for name, x in numbers(None, "").items()}

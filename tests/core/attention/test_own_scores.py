@@ -35,6 +35,7 @@ def _from_documentation(documented, name):
     return names[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_the_class_in_the_documentation_is_right_and_trains(implementation):
     distance = _from_documentation(attention.Score, "Distance")
@@ -73,6 +74,7 @@ def test_a_function_is_a_score_of_grouped_heads(implementation):
     assert values.shape == QUERY.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS, ids=str)
 def test_the_mask_in_the_documentation_is_right(implementation):
     same_color = _from_documentation(masks.Mask, "SameColor")
@@ -137,6 +139,7 @@ def test_what_is_no_score_or_mask_is_refused(given, error, message):
         mh.attend(QUERY, KEY, VALUE, **given)
 
 
+@pytest.mark.slow
 def test_what_the_readme_of_the_core_registers_works_at_once(monkeypatch):
     added = (
         (pattern.SCORES, "distance"),

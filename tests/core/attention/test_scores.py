@@ -42,6 +42,7 @@ def test_additive_score(num_key_heads, batch, arrays, check):
     check(inputs, {"score": additive(weight)}, {"score": stated})
 
 
+@pytest.mark.slow
 def test_scores_written_by_hand():
     query, key = jnp.asarray([[[1.0, 2.0]]]), jnp.asarray([[[3.0, -1.0]], [[0.0, 1.0]]])
     np.testing.assert_allclose(

@@ -9,7 +9,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import attention
 from mha_haiku.core.attention import sited
-from tests import oracles
+from tests import everyday, oracles
 
 B, T, S, H, G, K, V, D = 2, 3, 5, 4, 2, 6, 7, 8
 
@@ -33,6 +33,7 @@ def mixed(weights):
     return np.einsum("bhts,bshv->bthv", weights, values) * np.asarray(GATES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
 def test_the_map_weights_and_heads_are_those_that_attend_returns(implementation):
     (values, whole), found = mh.look(attend, ["*"])(QUERY, implementation)
@@ -76,6 +77,7 @@ def test_edited_weights_change_the_heads_and_what_is_seen(implementation, around
     assert np.isnan(whole.weights()).any()  # which cannot be told by queries and keys
 
 
+@pytest.mark.slow
 def test_weights_are_edited_under_a_vmap_that_they_are_part_of():
     def one(query):
         return attention.attend(query, KEY[0], VALUE[0], mask=MASK)[0]
@@ -96,6 +98,7 @@ def test_an_edited_map_is_that_of_its_queries():
     np.testing.assert_array_equal(whole.query, other.query)
 
 
+@pytest.mark.slow
 def test_gradients_reach_edited_weights():
     def loss(weights):
         run = mh.edit(attend, {"weights": lambda _: weights})
@@ -108,6 +111,7 @@ def test_gradients_reach_edited_weights():
     np.testing.assert_allclose(slopes, expected, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_scores_that_are_cut_are_masked(implementation):
     is_cut = jnp.zeros((T, S), bool).at[1, 0].set(True).at[2].set(True)
@@ -140,6 +144,7 @@ def test_an_edited_map_keeps_the_mask(facet):
 SIGNED = jax.random.normal(_KEYS[4], (B, H, T, S)).at[0, 1, 2].set(0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_edited_weights_keep_their_sign(implementation):
     def centered(weights):
@@ -164,6 +169,7 @@ def test_edited_weights_keep_their_sign(implementation):
     assert "rows sum to any amount" in repr(found["map"])
 
 
+@pytest.mark.slow
 def test_a_map_of_signed_weights_measures_them_as_they_are():
     whole = sited.map_of_weights(SIGNED, value=VALUE, are_shares=False)
     weights = np.asarray(SIGNED, np.float64)
@@ -192,6 +198,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
     np.testing.assert_allclose(pooled[..., 0, 0], first, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_gradients_of_observations_reach_signed_weights_of_any_size():
     def total(weights):
         whole = sited.map_of_weights(weights, are_shares=False)
@@ -205,6 +212,7 @@ def test_gradients_of_observations_reach_signed_weights_of_any_size():
     np.testing.assert_allclose(slopes, np.where(counts, wanted, 1), atol=1e-5)
 
 
+@pytest.mark.slow
 def test_recognized_heads_that_are_mixed_have_the_map_of_their_weights():
     mix = jax.random.normal(_KEYS[3], (H, H))
 
@@ -285,7 +293,9 @@ def test_weights_alone_are_a_map():
     assert whole.rows_sum_to == "1"
 
 
-@pytest.mark.parametrize("name", ["query", "key", "value", "heads", "output"])
+@pytest.mark.parametrize(
+    "name", everyday.those(["query", "key", "value", "heads", "output"], "heads")
+)
 def test_a_module_has_its_parts_as_sites(name):
     sizes = {"query": (T, H, K), "key": (T, G, K), "value": (T, G, V)}
     sizes |= {"heads": (T, H, V), "output": (T, D)}

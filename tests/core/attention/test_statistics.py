@@ -81,6 +81,7 @@ def use_tiles(monkeypatch, *sizes):
     engine.divergence.clear_cache()
 
 
+@pytest.mark.slow
 def test_statistics_equal_those_of_the_whole_matrix(found, request):
     per_query = "16" in request.node.name
     found, weights = found
@@ -106,6 +107,7 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
         np.testing.assert_allclose(statistics[name], values, 1e-5, 1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_statistics_count_positions_from_the_first_query(arrays):
     query, key, value = arrays((B,), T, S, H, G, K, V)
     found = jax.jit(attend)(query, key, value, mask=masks.causal(), first_query=3)[1]
@@ -167,6 +169,7 @@ def test_top_weights_are_the_largest_and_stand_where_they_say(found, k):
         assert len(set(row[row >= 0])) == (row >= 0).sum()
 
 
+@pytest.mark.slow
 def test_map_is_a_linear_operator(found, request):
     heads = 1 if "16" in request.node.name else H
     found, weights = found
@@ -179,6 +182,7 @@ def test_map_is_a_linear_operator(found, request):
     np.testing.assert_allclose(found.apply_transposed(y), expected, 1e-5, 1e-5)
 
 
+@pytest.mark.slow
 def test_divergence_equals_that_of_the_whole_matrices(found, arrays):
     found, weights = found
     expected = oracles.divergence(weights, weights)
@@ -271,6 +275,7 @@ def test_gini_of_equal_shares_is_zero_and_of_one_owner_near_one():
     np.testing.assert_array_equal(gini(jnp.zeros((2, 10))), 0)
 
 
+@pytest.mark.slow
 def test_no_observation_holds_a_matrix(arrays):
     size = 2048
     shape = jax.ShapeDtypeStruct((1, size, 2, 8), jnp.float32)

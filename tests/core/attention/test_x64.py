@@ -11,6 +11,7 @@ from tests import oracles
 B, T, S, H, K = 2, 5, 9, 2, 4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integer", ["int32", "int64"])
 @pytest.mark.parametrize(
     "implementation", ["dense", attention.Blockwise(3, 4)], ids=["dense", "tiles"]

@@ -30,6 +30,7 @@ def test_composition_is_boolean_algebra(random_masks, data):
     described.mask.check(tuple(batch_shape), num_heads, num_queries, num_keys)
 
 
+@pytest.mark.slow
 @few
 @hypothesis.given(st.data())
 def test_array_has_a_head_axis_just_where_heads_may_differ(random_masks, data):
@@ -67,6 +68,7 @@ def test_tile_is_a_rectangle_of_the_array(random_masks, data):
     np.testing.assert_array_equal(mask.tile(rows, columns), expected)
 
 
+@pytest.mark.slow
 @few
 @hypothesis.given(st.data())
 def test_key_range_holds_every_key_that_is_seen(random_masks, data):

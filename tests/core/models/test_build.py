@@ -69,7 +69,7 @@ def _run(family, positions, precision="float32"):
 
 @pytest.mark.parametrize(
     ("family", "positions"),
-    everyday.some(itertools.product(FAMILIES, models.POSITIONS), 6),
+    everyday.some(itertools.product(FAMILIES, models.POSITIONS), 3),
 )
 def test_every_family_runs_with_every_positions_in_either_precision(family, positions):
     inputs = _inputs(family)
@@ -106,6 +106,7 @@ def test_causal_logits_do_not_change_by_a_bit_with_later_tokens(positions):
         assert (changed[:, t + 1] != logits[:, t + 1]).any()
 
 
+@pytest.mark.slow
 def test_causal_logits_have_no_gradient_by_later_inputs():
     config = _config(family="causal", positions="t5", num_layers=2)
     model = tiny_models.build(config, features=True)
@@ -257,6 +258,7 @@ def test_fields_decide_which_parameters_there_are(fields, absent, present):
     assert not present or present in names(**fields) - names()
 
 
+@pytest.mark.slow
 def test_a_model_may_have_no_logits():
     tokens, whole, without = _inputs("encoder"), _build(), _build(output__logits=False)
     params = _parameters(whole, tokens)
@@ -367,6 +369,7 @@ def test_what_does_not_fit_the_inputs_is_refused():
     init(inputs, max_length=4, positions="rotary")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("family", "rematerialize"),
     everyday.some(itertools.product(FAMILIES, [True, False]), 1),

@@ -86,6 +86,7 @@ def _by_full_passes():
     return tokens, lengths, total
 
 
+@pytest.mark.slow
 def test_greedy_texts_of_100_prompts_are_those_of_full_passes():
     tokens, lengths, total = _by_full_passes()
     found = _generate(decoding.Greedy())
@@ -148,6 +149,7 @@ def test_an_encoder_decoder_writes_what_full_passes_do(strategy):
     assert np.ptp(own[:, 0], axis=0).max() > 0.1  # sources matter
 
 
+@pytest.mark.slow
 def test_a_beam_of_one_is_greedy():
     found, wanted = _generate(decoding.Beam(1)), _generate(decoding.Greedy())
     assert_equal(found.tokens, wanted.tokens)
@@ -155,6 +157,7 @@ def test_a_beam_of_one_is_greedy():
     np.testing.assert_allclose(found.log_probability, wanted.log_probability, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("length_penalty", [0.0, 6.0])
 def test_a_beam_of_the_whole_space_finds_the_best_text(length_penalty):
     prompts, lengths, longest = PROMPTS[:4, :3], np.array([1, 2, 3, 2]), 5
@@ -183,6 +186,7 @@ def test_a_beam_of_the_whole_space_finds_the_best_text(length_penalty):
     assert (sizes == {1}) == (length_penalty == 0)
 
 
+@pytest.mark.slow
 def test_a_wider_beam_is_no_less_likely_and_knows_how_likely_its_texts_are():
     # Without an end, else the likeliest texts are those that end at once.
     narrow, wide = (_generate(decoding.Beam(w), end_token=None) for w in (1, 6))
@@ -195,6 +199,7 @@ def test_a_wider_beam_is_no_less_likely_and_knows_how_likely_its_texts_are():
     np.testing.assert_allclose(wide.log_probability, total, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_key_gives_one_text_whatever_else_is_in_the_batch():
     strategy, key = decoding.Sampled(0.9), jax.random.key(1)
     found = _generate(strategy, key=key)
@@ -206,6 +211,7 @@ def test_a_key_gives_one_text_whatever_else_is_in_the_batch():
     assert changed.any(1).mean() > 0.5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy", [decoding.Greedy(), decoding.Sampled(0.7, top_k=4, top_p=0.9)]
 )

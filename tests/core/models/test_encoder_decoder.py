@@ -73,6 +73,7 @@ def _counted(given):
     return np.arange(T) < given["decoder_lengths"][:, None]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", everyday.some(models.POSITIONS, 2))
 def test_each_half_alone_is_a_model_of_one_stack(positions):
     """With the heads of cross-attention ablated the decoder is a causal model."""
@@ -119,6 +120,7 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
     assert_close(both.logits[_counted(given)], output.logits[_counted(given)])
 
 
+@pytest.mark.slow
 def test_pruned_heads_and_units_of_each_kind_are_gated_ones():
     config, given = _config(attention__num_key_value_heads=2), _inputs()
     model = _build(config)
@@ -180,6 +182,7 @@ def test_what_a_padded_source_holds_changes_no_bit():
     jax.tree.map(assert_equal, grad(params, **other), found)
 
 
+@pytest.mark.slow
 def test_later_targets_change_no_bit_of_earlier_logits():
     config, given = _config(), _inputs()
     given["decoder_lengths"] = np.full(B, T)

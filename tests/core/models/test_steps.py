@@ -125,7 +125,7 @@ def _all_steps(model, params, gates=None):
     return logits, steps, cache
 
 
-@pytest.mark.parametrize("name", everyday.some(MODELS, 3))
+@pytest.mark.parametrize("name", everyday.some(MODELS, 1))
 def test_logits_and_maps_with_a_cache_are_those_without(name):
     model = _build(**MODELS[name])
     params = _parameters(model.init)
@@ -171,6 +171,7 @@ TRANSLATORS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", everyday.some(TRANSLATORS, 1))
 def test_an_encoder_decoder_with_a_cache_is_that_without(name):
     config = _config(family="encoder_decoder", **TRANSLATORS[name])
@@ -232,6 +233,7 @@ def _is_map(x):
     return isinstance(x, attention.AttentionMap)
 
 
+@pytest.mark.slow
 def test_edits_and_looks_hold_in_steps():
     model = _build()
     params = _parameters(model.init)

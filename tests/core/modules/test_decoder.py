@@ -78,6 +78,7 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
     np.testing.assert_allclose(shares, wanted, atol=0.07)
 
 
+@pytest.mark.slow
 def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
     def sized(*inputs):
         decoder = modules.Decoder(L, num_heads=H, key_size=K, hidden_size=F)

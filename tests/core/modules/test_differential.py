@@ -25,6 +25,7 @@ def _inputs(model):
     return x, model.init(jax.random.key(1), x)
 
 
+@pytest.mark.slow
 def test_projections_have_the_sizes_of_plain_attention():
     model = _model()
     _, params = _inputs(model)
@@ -39,6 +40,7 @@ def test_projections_have_the_sizes_of_plain_attention():
     assert {x.shape for x in params["attention"].values()} == {(K,)}
 
 
+@pytest.mark.slow
 def test_blockwise_attention_and_masked_nan_as_with_plain_heads():
     x, params = _inputs(_model())
     mask = masks.causal() & masks.padding(jnp.array([5, 3]), jnp.array([5, 3]))
@@ -59,6 +61,7 @@ def test_blockwise_attention_and_masked_nan_as_with_plain_heads():
         )
 
 
+@pytest.mark.slow
 def test_one_map_of_two_cannot_be_removed_nor_read_alone():
     config = models.ModelConfig().replace(
         model_size=D, attention=dict(num_heads=H, differential=True)

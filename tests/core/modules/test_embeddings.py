@@ -76,6 +76,7 @@ def test_relative_positions_learn_from_the_distances_that_occur(
     np.testing.assert_allclose(found.sum(axis=0), 0, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_relative_positions_are_the_relative_bias_of_their_table(random_parameters):
     def forward():
         bias = modules.RelativePositions(

@@ -49,6 +49,7 @@ class _Recorder:
         return (x, "map") if args else x
 
 
+@pytest.mark.slow
 def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     x = normal(B, T, D)
     own = [masks.causal(), masks.window(1, 0), masks.full()]
@@ -68,6 +69,7 @@ def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     jax.eval_shape(scanned.init, jax.random.key(0), x, alike)
 
 
+@pytest.mark.slow
 def test_sizes_make_the_encoder_that_functions_make(normal, random_parameters):
     x = normal(B, T, D)
 

@@ -92,6 +92,7 @@ def test_parameter_names_and_shapes(inputs):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", ["w_init_scale", "b_init"])
 def test_initial_parameters_are_equal(variant, normal):
     # All matrices are of one shape, as random numbers compile anew for each.
@@ -141,6 +142,7 @@ def test_any_number_of_leading_axes(shape, normal, random_parameters):
     assert_close(found, jax.jit(theirs.apply)(params, None, *inputs, mask))
 
 
+@pytest.mark.slow
 def test_map_holds_the_weights_of_haiku(inputs, random_parameters):
     query, key, _ = inputs
     value = np.broadcast_to(np.eye(S, dtype=np.float32), (B, S, S))

@@ -68,6 +68,7 @@ def test_each_layer_draws_its_own_dropout(stack):
     assert len({float(each) for each in drawn}) == L
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("stack", [modules.looped, modules.scanned])
 def test_what_is_computed_again_drops_the_same(stack, normal, random_parameters):
     x = normal(B, T, D)

@@ -50,6 +50,7 @@ def test_a_bias_is_added_to_the_scores(inputs, normal, random_parameters):
     assert_close(apply(params, None, *inputs, bias=bias)[1], wanted)
 
 
+@pytest.mark.slow
 def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     normal, random_parameters
 ):

@@ -99,6 +99,7 @@ def test_half_precision_in_and_out_with_wide_moments(
     )
 
 
+@pytest.mark.slow
 def test_gradients_have_the_dtype_of_what_they_belong_to(
     norm, normal, random_parameters
 ):
@@ -124,6 +125,7 @@ def test_float64_stays_float64(norm, normal, random_parameters):
         np.testing.assert_allclose(found, wanted, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_equal_features_give_the_offset_and_a_zero_row_no_nan(normal):
     x = np.zeros((T, D), np.float32)
     scale, offset = normal(D), normal(D)

@@ -25,6 +25,7 @@ def _output(config, params=None):
     return model.apply(params, None, tokens, is_training=False), params
 
 
+@pytest.mark.slow
 def test_a_query_of_zeros_attends_to_all_alike_with_finite_gradients(rng_arrays):
     query, key, value = rng_arrays
     query = query.at[0, 1].set(0)
@@ -38,6 +39,7 @@ def test_a_query_of_zeros_attends_to_all_alike_with_finite_gradients(rng_arrays)
     assert np.isfinite(jax.grad(total)(query)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])
 def test_cosines_with_gradients_of_the_scale(rng_arrays, implementation):
     query, key, value = rng_arrays
@@ -66,6 +68,7 @@ def rng_arrays():
     return [jnp.asarray(rng.normal(size=size), jnp.float32) for size in sizes]
 
 
+@pytest.mark.slow
 def test_a_pruned_head_takes_its_learned_scale_with_it():
     config = _config(score="cosine")
     _, params = _output(config)

@@ -24,6 +24,7 @@ def test_sinusoidal_features_are_sines_and_cosines_of_one_angle():
     np.testing.assert_allclose(found[..., 1::2], np.cos(angles), atol=2e-5)
 
 
+@pytest.mark.slow
 def test_sinusoidal_written_by_hand():
     expected = [[0, 1, 0, 1], [0.841471, 0.540302, 0.0099998, 0.99995]]
     found = positions.sinusoidal(np.asarray([0, 1]), 4)

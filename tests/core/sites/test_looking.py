@@ -254,6 +254,7 @@ def test_a_custom_gradient_is_kept_where_nothing_is_edited():
     assert found["rounded"] == 1.0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("spread", ["pmap", "shard_map"])
 def test_values_of_several_devices_come_with_an_axis_of_them(spread):
     if spread == "pmap":
@@ -296,6 +297,7 @@ def test_a_site_passed_twice_has_a_number():
     assert edited(jnp.zeros(())) == 20.0
 
 
+@pytest.mark.slow
 def test_inside_of_haiku_parameters_and_keys_stay_what_they_are():
     def plain(x):
         x = hk.Linear(D, name="linear")(x)

@@ -192,6 +192,7 @@ def _arguments():
     return CASES["plain"]().arguments
 
 
+@pytest.mark.slow
 def test_every_look_sees_what_edits_inside_have_left_and_each_attention_once():
     once = sites.edit(_three_layers, {"attention_1/heads": lambda x: 0 * x})
     twice = sites.edit(once, {"attention_2/weights": lambda x: x / 2})
@@ -208,6 +209,7 @@ def test_every_look_sees_what_edits_inside_have_left_and_each_attention_once():
     assert set(sites.sites(twice, *_arguments())) == names
 
 
+@pytest.mark.slow
 def test_under_vmap_there_is_an_axis_more():
     params, x, y = _arguments()
     batched = x[None], y[None]
@@ -266,6 +268,7 @@ def _nnx_scan():
     return lambda params, x: scan(x, flax.nnx.merge(graph, params)), (params, x), None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [_layer_stack, _nnx_scan])
 def test_scanned_layers_have_their_numbers(make):
     function, arguments, module = make()

@@ -53,6 +53,7 @@ def _encoder_decoder():
     )
 
 
+@pytest.mark.slow
 def test_weights_are_the_columns_and_rows_of_a_head():
     model, params = _encoder_decoder()  # of grouped heads
     own = params["decoder/layer_1/cross_attention/key"]
@@ -225,6 +226,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "case",
     ["grouped", *(pytest.param(x, marks=pytest.mark.slow) for x in (_BOTH, _POOLED))],

@@ -42,6 +42,7 @@ def _mean(subject):
     return heads.ablation_values.mean(subject.model, subject.params, subject.batches)
 
 
+@pytest.mark.slow
 def test_ablation_misses_heads_that_do_the_same():
     for kind in ("redundant", "backup"):
         assert abs(_circuit(kind, heads.ablation)).max() < SMALL
@@ -103,6 +104,7 @@ def test_confidence_takes_decoys_for_the_circuit():
     assert rasp.auroc(found, known.is_real) < 1
 
 
+@pytest.mark.slow
 def test_logit_attribution_misses_heads_that_write_for_other_heads():
     known, subject, _ = _made("plain", "two_hops")
     (example,) = subject.batches
@@ -166,6 +168,7 @@ def test_composition_of_weights_misses_edges_through_hidden_units():
     assert max(through) < np.nanmedian(found)
 
 
+@pytest.mark.slow
 def test_edge_attribution_misses_three_of_five_edges_where_attention_is_certain():
     _, subject, corrupted = test_edge_measures._induction()
     found = _by_edge(heads.edge_attribution(subject, corrupted))
@@ -182,6 +185,7 @@ def test_edge_attribution_misses_three_of_five_edges_where_attention_is_certain(
     assert max(others) > 10 * max(found[edge] for edge in missed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("steps", "misses"), [(5, True), pytest.param(50, False, marks=pytest.mark.slow)]
 )
@@ -197,6 +201,7 @@ def test_integrated_edge_attribution_misses_what_is_read_by_steps(steps, misses)
         assert min(found[x] for place in known.heads for x in _around(place)) > LARGE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "measure", ["edge_patching", "integrated_edge_attribution", "acdc", "learned_edges"]
 )
@@ -214,6 +219,7 @@ def test_measures_of_edges_miss_the_backup(measure):
         assert kept == {*first, ("feed-forward 0", "logits", "logits")}
 
 
+@pytest.mark.slow
 def test_patching_a_whole_head_misses_one_whose_values_are_compared():
     """Renamed tokens keep equalities, but only queries or only keys do not."""
     known, place, reader, subject, corrupted = _compared()

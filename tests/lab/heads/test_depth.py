@@ -18,6 +18,7 @@ def deep(monkeypatch):
     monkeypatch.setattr(running, "FEW_LAYERS", 1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "fields"),
     [
@@ -49,6 +50,7 @@ def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(
     assert len(calls) <= 4
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deep")
 @pytest.mark.parametrize(
     ("name", "measure"),
@@ -74,6 +76,7 @@ def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, s
     np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("deep")
 def test_patterns_of_gates_in_many_layers_at_once(subject):
     gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
@@ -129,6 +132,7 @@ def test_greedy_order_stops_where_asked(subject):
         heads.greedy_order(subject, tries=0)
 
 
+@pytest.mark.slow
 def test_greedy_order_tries_open_heads_and_the_likeliest_first(subject, monkeypatch):
     tried = []
     gated_metric = heads.importance.gated_metric

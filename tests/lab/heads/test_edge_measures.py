@@ -119,6 +119,7 @@ def _patterns(count, seed=0):
     return np.concatenate([np.ones((1, count)), np.zeros((1, count)), some, shares])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["gated", *(pytest.param(x, marks=pytest.mark.slow) for x in [*FIELDS][1:])],
@@ -306,6 +307,7 @@ def _edges_of(circuit):
     return {(x["sender"], x["receiver"], x["kind"]) for x in circuit.rows()}
 
 
+@pytest.mark.slow
 def test_the_circuit_of_induction_is_five_edges():
     compiled, subject, corrupted = _induction()
     assert compiled.edges == {((0, 2), (1, 2), "k")}

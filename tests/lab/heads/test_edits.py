@@ -101,6 +101,7 @@ def _with_heads(heads, value):
     return change
 
 
+@pytest.mark.slow
 def test_ablated_heads_are_those_without_an_output(case):
     """Their rows of the last map are 0."""
     linear = case.looped[f"{LAYER}/attention/linear"]
@@ -136,6 +137,7 @@ def test_gates_multiply_heads(kind, shape, cases):
         )
 
 
+@pytest.mark.slow
 def test_gates_are_those_of_the_attentions_at_a_path(cases):
     gates = _normal(1, H)
     name = "decoder/layer_0/cross_attention"
@@ -183,6 +185,7 @@ _WITH_EVERY_SITE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", everyday.some(_WITH_EVERY_SITE, 2))
 def test_positions_are_an_axis_of_every_site(fields):
     """The first of a size that only positions have: rows of weights are queries."""
@@ -239,6 +242,7 @@ def test_layers_without_gates_are_refused(cases):
     assert np.isnan(cases["scanned"].run(edits.gate(gates))).all()
 
 
+@pytest.mark.slow
 def test_numbers_may_be_traced():
     values, stream = jnp.ones((B, T, H, K)), jnp.ones((B, T, D))
     ablated = jax.vmap(lambda h: edits.ablate(0, h)["layer_0/attention/heads"](values))
@@ -247,6 +251,7 @@ def test_numbers_may_be_traced():
     np.testing.assert_array_equal(patched(jnp.arange(T))[:, 0, :, 0], 1 - np.eye(T))
 
 
+@pytest.mark.slow
 def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
     vector, each = _normal(D), _normal(B, case.length, D)
     name = f"{LAYER}/stream"
@@ -255,6 +260,7 @@ def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
     case.check(edits.steer(at, each), {name: lambda x: x + each})
 
 
+@pytest.mark.slow
 def test_a_pattern_is_frozen_while_values_change(case):
     """Weights of another text, by a map or as numbers, and the values of this one."""
     other = inputs_of(case.of, seed=3) | {"lengths": case.given["lengths"]}

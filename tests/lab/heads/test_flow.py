@@ -47,6 +47,7 @@ def _largest_flow(matrices, row, column):
     return -result.fun
 
 
+@pytest.mark.slow
 def test_flow_is_the_largest_of_the_linear_program():
     maps, rows = _layers(), [3, 1]
     found = flow(maps, rows, residual=0.3)
@@ -58,6 +59,7 @@ def test_flow_is_the_largest_of_the_linear_program():
         np.testing.assert_allclose(found[b, r, s], expected, atol=1e-7)
 
 
+@pytest.mark.slow
 def test_two_layers_by_hand():
     first = [[1, 0, 0], [0.5, 0.5, 0], [0, 0.5, 0.5]]
     second = [[0, 1, 0], [1, 0, 0], [0.25, 0.25, 0.5]]
@@ -75,6 +77,7 @@ def test_one_layer_flows_as_it_attends():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mask", [masks.causal(), masks.padding([4, 2], [4, 2])])
 def test_at_least_what_rolls_out_flows(mask):
     maps = _layers(mask)

@@ -3,12 +3,14 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from mha_haiku.lab.heads import hard_concrete
 
 LOGITS = np.float32([-3, -0.5, 0, 1, 4])
 
 
+@pytest.mark.slow
 def test_gates_are_open_with_the_probability_that_the_penalty_counts():
     keys = jax.random.split(jax.random.key(0), 20_000)
     drawn = jax.vmap(lambda key: hard_concrete.sample(jnp.asarray(LOGITS), key))(keys)

@@ -15,6 +15,7 @@ def _by_ends(graph):
     return {(*a, *b, kind): i for i, (a, b, kind) in enumerate(zip(*ends, strict=True))}
 
 
+@pytest.mark.slow
 def test_edges_carry_what_they_do_in_the_graph_of_a_model_without_units():
     subject, corrupted, _ = test_edge_measures._case("no units")
     graph = graphs.of_model(subject.model)
@@ -30,6 +31,7 @@ def test_edges_carry_what_they_do_in_the_graph_of_a_model_without_units():
     assert np.ptp(found, axis=1).min() > 1e-3
 
 
+@pytest.mark.slow
 def test_worth_of_an_edge_is_exact_where_the_rest_is_linear():
     """The last layer's heads, of a metric that is linear in what they write."""
     of = config(num_layers=2, attention__num_heads=2, feed_forward__hidden_size=0)

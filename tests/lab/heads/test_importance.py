@@ -9,6 +9,7 @@ import pytest
 from mha_haiku import heads, models
 from mha_haiku.core import sites
 from mha_haiku.lab.heads import clean_runs, importance
+from tests import everyday
 from tests.lab.heads.small_models import (
     NUM_TOKENS,
     B,
@@ -75,7 +76,7 @@ def _replacements(subject, name):
     return [means] * len(subject.batches)
 
 
-@pytest.mark.parametrize("name", ABLATION_VALUES)
+@pytest.mark.parametrize("name", everyday.some(ABLATION_VALUES, 1))
 def test_ablation_is_the_change_of_the_loss(subject, name):
     found = heads.ablation(subject, ablation_value=_ablation_value(subject, name))
     wanted = np.zeros((N, L, H))
@@ -92,6 +93,7 @@ def test_ablation_is_the_change_of_the_loss(subject, name):
     np.testing.assert_allclose(found.standard_error, errors, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zero", "resample"])
 def test_gradient_is_the_slope_at_open_gates(subject, name):
     found = heads.gradient(subject, ablation_value=_ablation_value(subject, name))
@@ -109,6 +111,7 @@ def test_gradient_is_the_slope_at_open_gates(subject, name):
     np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_unit_gradient_is_the_slope_at_open_gates(subject):
     sizes = (F, 3, F - 2)
     kept = [np.arange(size) for size in sizes]
@@ -133,6 +136,7 @@ def test_unit_gradient_is_the_slope_at_open_gates(subject):
     np.testing.assert_allclose(found.standard_error, errors, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_attributions_add_up_to_ablating_all(subject):
     found = heads.attribution(subject, points=24)
     ends = heads.gated_metric(subject, np.stack([np.ones((L, H)), np.zeros((L, H))]))
@@ -141,6 +145,7 @@ def test_attributions_add_up_to_ablating_all(subject):
     assert np.abs(found.per_example.mean(0)).max() > 0.01
 
 
+@pytest.mark.slow
 def test_attribution_is_the_integral_of_slopes(subject):
     found = heads.attribution(
         subject, ablation_value=_ablation_value(subject, "mean"), points=2
@@ -161,6 +166,7 @@ def test_attribution_is_the_integral_of_slopes(subject):
         np.testing.assert_allclose(found.per_example[:B, i, h], share, atol=3e-5)
 
 
+@pytest.mark.slow
 def test_confidence_is_the_mean_largest_weight(subject):
     found = heads.confidence(subject)
     for b, batch in enumerate(subject.batches):
@@ -173,6 +179,7 @@ def test_confidence_is_the_mean_largest_weight(subject):
             np.testing.assert_allclose(rows, wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zero", "mean"])
 def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     generator = np.random.default_rng(3)
@@ -190,6 +197,7 @@ def test_patterns_of_gates_are_those_of_the_oracle(subject, name):
     np.testing.assert_allclose(found, wanted, atol=2e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("measure", "ablation_value"),
     [
@@ -223,6 +231,7 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_v
         )
 
 
+@pytest.mark.slow
 def test_all_gates_run_in_one_program(subject):
     with jax.log_compiles(False):
         calls = []
@@ -236,6 +245,7 @@ def test_all_gates_run_in_one_program(subject):
     assert len(calls) <= 2 * (L + 1)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 def test_layers_below_the_ablated_head_do_not_run_again(subject):
     """Compares operations of the sweep with operations of as many whole models."""
@@ -250,6 +260,7 @@ def test_layers_below_the_ablated_head_do_not_run_again(subject):
     assert flops(importance._changes) < 0.75 * flops(importance._gated, gates)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_scanned", [False, True])
 def test_layers_below_run_once_even_where_heads_run_one_by_one(
     is_scanned, subject, monkeypatch
@@ -279,6 +290,7 @@ def test_layers_below_run_once_even_where_heads_run_one_by_one(
     assert [runs.count(i) for i in range(L)] == [2 + 1 + i for i in range(L)]
 
 
+@pytest.mark.slow
 def test_parameters_of_a_function_may_be_any_tree():
     """And a site's layers are found by its name, wherever their numbers begin."""
     params = [np.float32(np.eye(NUM_TOKENS)), np.float32(np.ones((2, NUM_TOKENS)))]
@@ -341,6 +353,7 @@ def test_no_batches_of_a_mean_are_refused(subject):
         heads.attribution(subject, points=0)
 
 
+@pytest.mark.slow
 def test_what_a_map_gives_is_what_its_heads_pass_on():
     """Gates and sinks are in it."""
     of = config(attention__sinks="learned", attention__gate="channel", num_layers=1)

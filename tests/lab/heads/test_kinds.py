@@ -179,6 +179,7 @@ def test_padding_is_not_felt_by_any_measure(of):
     assert not confidence[kinds != "decoder"].any()
 
 
+@pytest.mark.slow
 def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
     config = CONFIG.replace(scan_layers=True)
     scanned = models.build(
@@ -190,6 +191,7 @@ def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
     np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_vectors_of_texts_are_means_over_the_decoder(of, clean):
     (example,) = of.batches
     found = heads.drift.vectors(of.model, of.params, of.batches)
@@ -301,6 +303,7 @@ def test_rollout_is_of_one_stack():
         heads.rollout(models.Maps([each] * 3, (1, 1, 1)), 0)
 
 
+@pytest.mark.slow
 def test_failures_are_examples_with_any_mistake_that_counts():
     logits = np.zeros((3, 2, 4), np.float32)
     logits[..., 1] = 1

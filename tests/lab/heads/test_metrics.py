@@ -18,6 +18,7 @@ def _batch(shape):
     return logits, tasks.Example(np.zeros(shape), targets, weights, None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", [(B, T), (B,)])
 def test_metrics_are_weighted_means_over_an_example(shape):
     logits, example = _batch(shape)
@@ -53,6 +54,7 @@ def test_what_does_not_count_is_not_felt():
     assert np.isfinite(heads.metrics.loss(logits, example)).all()
 
 
+@pytest.mark.slow
 def test_the_gradient_of_the_loss_is_shares_minus_targets():
     logits, example = _batch((B, T))
     found = jax.grad(lambda x: heads.metrics.loss(x, example).sum())(logits)

@@ -116,6 +116,7 @@ def _sharp(of):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [
@@ -222,6 +223,7 @@ def test_patched_heads_of_an_encoder_decoder():
         heads.activation_patching(subject, [corrupted], what="layers")
 
 
+@pytest.mark.slow
 def test_the_edge_of_induction_is_found():
     compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
     clean, other = (compiled.examples(8, seed=i) for i in (0, 1))

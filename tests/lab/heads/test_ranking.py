@@ -110,6 +110,7 @@ def test_each_greedy_step_is_the_best_one(subject):
         gates[step.head] = 0
 
 
+@pytest.mark.slow
 def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
     known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=4)
     ((layer, real),) = known.heads

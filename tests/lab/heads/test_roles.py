@@ -111,6 +111,7 @@ def test_heads_of_a_near_offset_are_not_positional(name):
     assert heads.role_of(both | {"first_token": 0.7}) == "first_token"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lengths", [None, [6, 4]])
 def test_a_head_that_reads_backwards_is_anti_diagonal(lengths):
     """Query t looks at the last valid key but t."""
@@ -134,6 +135,7 @@ def test_a_head_that_reads_backwards_is_anti_diagonal(lengths):
         assert roles["anti_diagonal"].mean[0, 0] == pytest.approx(0.6)
 
 
+@pytest.mark.slow
 def test_offsets_far_away_are_others():
     key = np.eye(200)[None, :, None]
     _, found = mh.attend(999 * np.roll(key, -150, axis=1), key, key)
@@ -143,6 +145,7 @@ def test_offsets_far_away_are_others():
     assert (counts[-1], counts[128 + 50], counts.sum()) == (50, 150, 200)
 
 
+@pytest.mark.slow
 def test_causal_attention_of_others_has_the_roles_of_our_own():
     x = jax.random.normal(jax.random.key(0), (3, 2, 5, 2, 4))
     seen = np.tri(5, dtype=bool)[None, None]
@@ -191,6 +194,7 @@ def test_roles_are_means_over_examples_and_queries_that_count():
     )
 
 
+@pytest.mark.slow
 def test_separators_are_those_that_are_given():
     subject = _one_layer([np.zeros((6, 6))] * 2, num_tokens=5)
     (batch,) = subject.batches
@@ -227,6 +231,7 @@ def test_places_without_a_head_have_no_role():
     assert np.isnan(found["first_token"].mean[1]).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "measure",
     [lambda of: heads.roles(of.model, of.params, of.batches), heads.confidence],
@@ -303,6 +308,7 @@ def test_heads_match_that_diverge_least_on_average():
     assert found.divergence.sum() == pytest.approx(total[best].sum(), abs=1e-4)
 
 
+@pytest.mark.slow
 def test_devices_that_share_examples_need_not_meet_to_count():
     # `heads.roles` is the function.
     roles = importlib.import_module("mha_haiku.lab.heads.roles")

@@ -234,6 +234,7 @@ def check_cells(fields):
             np.testing.assert_allclose(score, own, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fields", [LLAMA], ids=str)
 def test_every_pair_of_every_head_is_what_numpy_says(fields):
     check_cells(fields)
@@ -294,6 +295,7 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
     np.testing.assert_allclose(whole.terms, terms, atol=bound)
 
 
+@pytest.mark.slow
 def test_removing_a_pair_from_query_and_key_changes_the_score_by_its_term():
     _, model, params, example = subject(**LLAMA)
     found = why.pairs(model, params, example, 1, 2, 4, 3)

@@ -93,6 +93,7 @@ def test_edges_are_those_along_which_weights_meet(name):
     assert compiled.senders == wanted
 
 
+@pytest.mark.slow
 def test_kinds_of_edges_by_hand():
     kinds = {
         name: sorted(kind for *_, kind in _compiled(name).edges)
@@ -112,6 +113,7 @@ def test_kinds_of_edges_by_hand():
     }
 
 
+@pytest.mark.slow
 def test_heads_stand_at_random_places_among_random_ones():
     compiled = [_compiled("reverse", seed=seed) for seed in range(6)]
     assert len({tuple(each.heads) for each in compiled}) > 2

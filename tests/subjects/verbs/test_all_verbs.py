@@ -13,7 +13,7 @@ from mha_haiku import heads
 from mha_haiku.showing import sets
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import VERBS
-from tests import pretrained
+from tests import everyday, pretrained
 
 TEXT, OTHER, ANSWERS = "the cat sat on the mat", "the cat sat on the log", (11, 12)
 ABLATED = (1, 2), (0, 0)
@@ -89,7 +89,10 @@ def test_every_verb_is_tried():
 
 @pytest.mark.parametrize(
     ("name", "devices"),
-    [*((name, 4) for name in CALLS), *((name, 1) for name in SHARED)],
+    everyday.those(
+        [*((name, 4) for name in CALLS), *((name, 1) for name in SHARED)],
+        *((name, 4) for name in ("look", "maps", "sites", "metrics", "patch")),
+    ),
 )
 def test_a_verb_gives_what_the_edited_function_gives(
     whole, edited, expected, name, devices, monkeypatch
@@ -106,6 +109,7 @@ def test_a_verb_gives_what_the_edited_function_gives(
         jax.tree.map(same, found, before)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("given", [TEXT, [TEXT, "the cat", "a mat"]], ids=["one", "3"])
 @pytest.mark.parametrize("name", ["importance", "statistics"])
 def test_texts_are_measured_alike_whatever_the_number_of_devices(

@@ -64,6 +64,7 @@ def _maps(trained, inputs):
     return loaded, output, [np.asarray(layer) for layer in output.maps]
 
 
+@pytest.mark.slow
 def test_whole_maps_of_held_out_examples(trained, whole):
     assert whole == trained / "attention" / "maps.npz"
     saved = MapSet.load(whole)
@@ -294,6 +295,7 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
         np.testing.assert_allclose(_weights(saved, 1), maps[1], atol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "own",
     everyday.some(["4 0 1 1 2 3", [4, 0, 1, 1, 2, 3], "3 1"], 2),

@@ -33,6 +33,7 @@ def test_the_circuit_of_a_run_is_written_and_drawn(trained, tmp_path, capsys):
     assert found.edges.other.mean() > found.edges.base.mean()
 
 
+@pytest.mark.slow
 def test_pairs_have_the_same_lengths(make_config, monkeypatch):
     task = tasks.make("reverse_seq2seq", min_length=2, max_length=4, num_tokens=5)
     config = make_config(model__family="encoder_decoder", model__num_layers=1)

@@ -46,6 +46,7 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
             assert found.mean[i, h] == pytest.approx(score, abs=2e-3)
 
 
+@pytest.mark.slow
 def test_equal_texts_tell_induction_and_images_do_not():
     """Every query looks at the fourth key, which follows the same text."""
     query = np.ones((1, 8, 1, 4), np.float32)
@@ -58,6 +59,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
     assert np.isnan(shown.columns["role"].mean).all()
 
 
+@pytest.mark.slow
 def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
     """All queries look at the last key: [SEP], or a word."""
     query = np.ones((1, 5, 1, 4), np.float32)
@@ -70,6 +72,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
         assert ("separators" in columns) == (expected == "separator")
 
 
+@pytest.mark.slow
 def test_numbers_are_those_that_were_computed(trained):
     shown = dossiers.of_folder(trained / "attention").check()
     (maps,) = shown.sets

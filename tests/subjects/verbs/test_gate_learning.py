@@ -134,6 +134,7 @@ def test_parameters_learn_together_with_gates(make_config, monkeypatch):
     assert found.loss[-5:].mean() < 0.5 * found.loss[0]
 
 
+@pytest.mark.slow
 def test_gates_are_learned_with_the_frozen_modules_and_the_clipping_of_the_run(
     make_config,
 ):

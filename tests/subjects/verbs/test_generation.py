@@ -104,6 +104,7 @@ def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
     np.testing.assert_array_equal(logits[:-1].argmax(-1), row[0, 1:])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch", [1, 2])
 def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
     writer, monkeypatch, batch
@@ -150,6 +151,7 @@ def _ablated_both_ways(subject, part, head):
     ]
 
 
+@pytest.mark.slow
 def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
     whole, logits = writer(), []
     for subject in (*_ablated_both_ways(whole, 0, 1), whole):
@@ -162,6 +164,7 @@ def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
     assert np.abs(logits[0] - logits[2]).max() > 1e-2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(3))
 def test_a_model_answers_without_any_of_its_heads(answerer, part):
     """A head of the encoder is computed once, before the first token."""
@@ -187,6 +190,7 @@ def test_a_model_answers_without_any_of_its_heads(answerer, part):
         )
 
 
+@pytest.mark.slow
 def test_positions_of_a_table_are_the_end_of_a_text(writer):
     subject = writer(positions="learned", model__embedding__max_length=10)
     assert _job(subject, "abc").tokens == 7

@@ -136,6 +136,7 @@ def test_what_cannot_be_measured_is_refused(trained, options, message):
         per_head.importance(Subject.of_folder(trained()), **options)
 
 
+@pytest.mark.slow
 def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained):
     subject = Subject.of_folder(trained())
     other = subject.replace(config=subject.config.replace(seed=99))

@@ -37,6 +37,7 @@ class Sized(tiny_runs.Shifted):
         return ("small", "medium", "large")[c]
 
 
+@pytest.mark.slow
 def test_loss_and_metrics_are_those_of_one_target_an_example():
     generator = np.random.default_rng(0)
     logits, targets = generator.normal(size=(B, C)), np.array([2, 0], np.int32)

@@ -90,6 +90,7 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_units_go_whose_gates_matter_least(trained):
     subject = Subject.of_folder(trained())
     run, of = subject, subject.measured(4)
@@ -126,6 +127,7 @@ def test_pruned_runs_are_pruned_again_by_place_and_saved_whole(trained, tmp_path
     assert again.config.training.steps == 1
 
 
+@pytest.mark.slow
 def test_held_out_metrics_are_those_of_the_training(trained, task, make_model):
     folder = trained()
     written = json.loads(folders.Folder(folder).summary.read_text())["metrics"]
@@ -235,6 +237,7 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
     assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
 
 
+@pytest.mark.slow
 def test_a_share_of_heads_may_be_a_number_of_numpy(ordered, trained):
     folder = trained()
     for keep, metric_drop in ((0.5, 0.375), (1, 1.0)):

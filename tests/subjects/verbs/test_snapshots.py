@@ -45,6 +45,7 @@ def _assert_same(found, wanted):
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
 
 
+@pytest.mark.slow
 def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
     assert dossiers.steps_of(folder.snapshots) == [5, 10, 30]
@@ -88,6 +89,7 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
         _assert_same(vars(_saved(folder, step)) | {"name": None}, expected)
 
 
+@pytest.mark.slow
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
     dumping.dump(Subject.of_folder(folder.root), devices=DEVICES)

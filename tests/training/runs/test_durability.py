@@ -43,6 +43,7 @@ def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkey
     assert faults.reports(tmp_path / "a") == faults.reports(tmp_path / "b")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "window",
     [

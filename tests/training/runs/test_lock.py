@@ -39,6 +39,7 @@ def holder(tmp_path):
     process.stdout.close()
 
 
+@pytest.mark.slow
 def test_second_holder_is_refused_with_the_first_one_s_id_and_host(tmp_path, holder):
     message = f"in use: process {holder.pid} on {socket.gethostname()} trains in it"
     with pytest.raises(ConfigError, match=message) as refusal:
@@ -49,6 +50,7 @@ def test_second_holder_is_refused_with_the_first_one_s_id_and_host(tmp_path, hol
     assert owner == {"pid": holder.pid, "host": socket.gethostname()}
 
 
+@pytest.mark.slow
 def test_lock_of_a_killed_process_is_free(tmp_path, holder, caplog):
     holder.send_signal(signal.SIGKILL)
     holder.wait()

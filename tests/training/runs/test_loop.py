@@ -68,6 +68,7 @@ def test_run_leaves_its_folder(whole, make_config):
     assert summary["examples_per_second"] == 8 * summary["steps_per_second"] > 0
 
 
+@pytest.mark.slow
 def test_warm_up_longer_than_the_run_is_told_once(make_config, tmp_path, capsys):
     config = make_config(optimizer__warmup_steps=100)
     faults.train(config, tmp_path)
@@ -99,6 +100,7 @@ def test_summary_that_a_kill_prevented_is_made_up_for(copy, make_config):
     assert [x["step"] for x in reports] == [5, 10, 15, 20, 25, 30]
 
 
+@pytest.mark.slow
 def test_interrupted_run_goes_on_bit_for_bit(whole, make_config, tmp_path, monkeypatch):
     # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
     _interrupt_at(monkeypatch, 14, lambda _: os.kill(os.getpid(), signal.SIGINT))
@@ -140,6 +142,7 @@ class _Observer(runs.Observer):
         self.is_over = True
 
 
+@pytest.mark.slow
 def test_observers_look_when_they_are_due(whole, make_config, tmp_path, monkeypatch):
     first, second, never = _Observer(7), _Observer(15), _Observer(0)
     looks = []

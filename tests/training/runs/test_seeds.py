@@ -59,6 +59,7 @@ def test_each_model_is_that_of_its_run_alone(three, whole, make_config, tmp_path
     assert abs(first["loss"] - last["loss"]) > 1e-3
 
 
+@pytest.mark.slow
 def test_each_folder_is_a_run_and_the_one_above_sums_up(three):
     config, root = three
     losses = []

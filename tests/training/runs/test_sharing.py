@@ -55,6 +55,7 @@ def _losses(folder):
     return [x["loss"] for x in found] + [found[-1]["held_out_loss"]]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fields",
     [

@@ -141,6 +141,7 @@ def test_other_model_is_refused_by_its_parameters(make, fields, parameters, fiel
     assert parameters in first and field in second
 
 
+@pytest.mark.slow
 def test_run_with_other_tokens_is_refused(make, whole):
     config = make("classify", 1).config.replace(init_from=str(whole[0]))
     with pytest.raises(ConfigError, match="has no tokenizer, and this .* 'characters'"):

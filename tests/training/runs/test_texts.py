@@ -82,6 +82,7 @@ def test_text_of_ones_own_needs_no_other(trained, path):
         run.examples(2)
 
 
+@pytest.mark.slow
 def test_text_that_changed_is_refused_where_it_is_needed(trained, path, tmp_path):
     path.write_text(CHANGED)
     run = runs.load(trained[0])
@@ -104,6 +105,7 @@ def test_resuming_with_another_text_is_refused_unless_told(trained, path, tmp_pa
     assert runs.load(workdir).examples(2).inputs.shape == (2, 12)
 
 
+@pytest.mark.slow
 def test_resumed_run_reads_the_same_text(trained, path):
     run = runs.load(trained[0])
     fresh = configuration.make_task(run.config)
@@ -137,6 +139,7 @@ def test_tokenizer_that_changed_is_refused(trained):
         folder.tokenizer.write_bytes(content)
 
 
+@pytest.mark.slow
 def test_tokenizer_is_json_that_other_tools_read(trained):
     import tokenizers
 

@@ -9,6 +9,7 @@ import pytest
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
+from tests import everyday
 
 DATA = {"path": "", "vocabulary_size": 300, "held_out_fraction": 0.1}
 OPTIONS = {
@@ -97,7 +98,7 @@ def test_example_depends_on_its_key_and_index_alone(name, sampled):
     assert np.any(first.inputs[0] != first.inputs[1:4])
 
 
-@every_task
+@pytest.mark.parametrize("name", everyday.some(OPTIONS, 5))
 def test_compiled_and_uncompiled_give_the_same(name, sampled):
     task = make(name)
     key = jax.random.fold_in(jax.random.key(0), 3)

@@ -26,6 +26,7 @@ def _batch(task, data, count=16):
     return tasks.batch(task, jax.random.key(0), data, jnp.arange(count))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("inputs", "targets", "name"),
     [
@@ -168,6 +169,7 @@ def test_what_does_not_fit_is_told_by_its_shape(given, message):
     assert len(str(raised.value)) < 250
 
 
+@pytest.mark.slow
 def test_a_label_is_told_from_a_text_to_write():
     assert tasks.from_examples(PARITY).name == "labels"
     assert tasks.from_examples(SUMS).name == "labels"  # 23 sums of 144 pairs

@@ -258,6 +258,7 @@ def _batch(task):
     return tasks.batch(task, jax.random.key(0), task.train_data, np.arange(400))
 
 
+@pytest.mark.slow
 def test_masked_windows_have_special_tokens_around_that_never_count(make):
     task = make(text_tasks.MaskedLanguageModel, "word")
     batch = jax.jit(lambda: _batch(task))()

@@ -59,6 +59,7 @@ def _assert_close(found, wanted):
     jax.tree.map(close, found, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "size"),
     everyday.some(
@@ -71,6 +72,7 @@ def test_ring_equals_blockwise_on_one_device(name, size):
     _assert_close(_found(shared, mask), _found("blockwise", mask))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "shape",
     everyday.some([{"data": 2, "heads": 2}, {"heads": 2, "sequence": 2}], 1),
@@ -90,6 +92,7 @@ def test_other_keys_than_queries():
     _assert_close(found, _found("dense", mask, num_keys=T + 8))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "shape"),
     everyday.some(
@@ -189,6 +192,7 @@ def test_no_two_parts_drop_the_same():
     assert np.abs(values[:, :, 0] - values[:, :, 1]).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", everyday.some(["window", "causal", "segments", "causal padding"], 1)
 )

@@ -217,6 +217,7 @@ ENDINGS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", everyday.some(ENDINGS, 1))
 def test_process_that_ends_after_a_save_has_it(tmp_path, make_tree, ending):
     code = f"""
