@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,7 +19,7 @@ from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files
+from mha_haiku.training.runs import checkpoints, configuration, files, places
 
 _FORM = 2  # version of the folder's format
 _FEW_LAYERS = 16  # whose shapes are found fast
@@ -137,19 +137,6 @@ def of_runs(
     ]
 
 
-@contextlib.contextmanager
-def not_left_empty(workdir: str | os.PathLike) -> Iterator[None]:
-    """Removes on exit the folders that were made while entered and are empty."""
-    root = checks.as_path(workdir)
-    made = [path for path in (root, *root.parents) if not os.path.lexists(path)]
-    try:
-        yield
-    finally:
-        for path in made:
-            with contextlib.suppress(OSError):  # it holds something
-                path.rmdir()
-
-
 def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     """Opens the folder to train in; creates it if it is missing.
 
@@ -157,45 +144,9 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     config.json, which a kill leaves. ConfigError if it holds files of the user, and
     no run, under the names of a run's files.
     """
-    root = checks.as_path(workdir)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except (FileExistsError, NotADirectoryError):
-        raise ConfigError(f"workdir must be a folder, but {root} is a file.") from None
-    except OSError as error:
-        raise ConfigError(f"workdir {root} cannot be made: {error.strerror}.") from None
-    if not os.access(root, os.W_OK | os.X_OK):
-        raise ConfigError(f"workdir {root} must be writable.")
-    folder = Folder(root)
+    folder = Folder(places.made("workdir", workdir))
     _check_unused(folder, is_new=is_new)
     return folder
-
-
-def beside(workdir: str | os.PathLike, suffix: str) -> Path:
-    """Names the folder next to a run's, "sort_pruned" for "sort" and "_pruned"."""
-    root = checks.as_path(workdir)
-    if root.name in ("", ".."):  # "." too
-        root = root.resolve()
-    return root.parent / f"{root.name}{suffix}"
-
-
-def check_writable(name: str, path: str | os.PathLike) -> None:
-    """Raises ConfigError with `name` unless files can be written in a folder.
-
-    The folder may be missing. For folders of results, before the work.
-    """
-    root, why = checks.as_path(path), None
-    with not_left_empty(root):
-        try:
-            root.mkdir(parents=True, exist_ok=True)
-            if not os.access(root, os.W_OK | os.X_OK):
-                why = "no permission"
-        except (FileExistsError, NotADirectoryError):
-            why = "it must be a folder, and a file is there"
-        except OSError as error:
-            why = error.strerror
-    if why is not None:
-        raise ConfigError(f"{name} {root} cannot be written: {why}.")
 
 
 def _check_unused(folder: Folder, *, is_new: bool) -> None:
@@ -476,7 +427,7 @@ def check_free(workdir: str | os.PathLike) -> None:
     folder = Folder(checks.as_path(workdir))
     if read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
-    with not_left_empty(folder.root):
+    with places.not_left_empty(folder.root):
         open_folder(folder.root, is_new=True)
 
 
@@ -495,7 +446,7 @@ def write_run(
     folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(not_left_empty(folder.root))
+        stack.enter_context(places.not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
         stack.enter_context(files.locked(folder.lock))
         shutil.rmtree(folder.checkpoints, ignore_errors=True)

@@ -13,7 +13,14 @@ import pytest
 from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, stepping
-from mha_haiku.training.runs import checkpoints, configuration, files, folders, starting
+from mha_haiku.training.runs import (
+    checkpoints,
+    configuration,
+    files,
+    folders,
+    places,
+    starting,
+)
 from tests import tiny_runs
 
 
@@ -27,12 +34,12 @@ def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     for path in (file, file / "under"):
-        with pytest.raises(ConfigError, match="workdir must be a folder, but .* file"):
+        with pytest.raises(ConfigError, match="workdir .* must be a folder"):
             folders.open_folder(path)
     monkeypatch.setattr(
-        folders.os, "access", lambda *_: False
+        places.os, "access", lambda *_: False
     )  # root may write anywhere
-    with pytest.raises(ConfigError, match="workdir .* must be writable"):
+    with pytest.raises(ConfigError, match="workdir .* cannot be written: no perm"):
         folders.open_folder(tmp_path)
 
 
@@ -106,7 +113,7 @@ def test_a_folder_beside_has_the_name_of_the_run(
     (here / "below").mkdir(parents=True)
     (here / "a").mkdir()
     monkeypatch.chdir(here)
-    found = folders.beside(workdir, "_new")
+    found = places.beside(workdir, "_new")
     parents = {"here_new": here.parent, "above_new": tmp_path}
     assert here / found == parents.get(wanted, here) / wanted
 
