@@ -304,7 +304,9 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        return _engine().divergence(self, other)
+        from mha_haiku.core.attention.tiled import divergences
+
+        return divergences.divergence(self, other)
 
     def observe(
         self,

@@ -16,7 +16,7 @@ from mha_haiku.core.attention import (
     dot_product,
 )
 from mha_haiku.core.attention.statistics import gini
-from mha_haiku.core.attention.tiled import engine, sweep
+from mha_haiku.core.attention.tiled import divergences, engine, sweep
 from mha_haiku.core.masks import relative
 from tests import jaxprs, oracles
 
@@ -76,9 +76,9 @@ def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
     monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
     rows, columns, _ = sizes
-    monkeypatch.setattr(engine, "_SCORES_COMPARED", B * H * rows * columns)
-    monkeypatch.setattr(engine, "_KEYS_COMPARED", columns)
-    engine.divergence.clear_cache()
+    monkeypatch.setattr(divergences, "_SCORES_COMPARED", B * H * rows * columns)
+    monkeypatch.setattr(divergences, "_KEYS_COMPARED", columns)
+    divergences.divergence.clear_cache()
 
 
 @pytest.mark.slow
