@@ -780,7 +780,8 @@ def _numbers(found, names):
 
 _WITH_MASK = _PER_EXAMPLE | {
     "statistics": lambda x, given: _numbers(
-        x.statistics(given), ["entropy", "own_position", "previous_position"]
+        x.statistics(given),
+        ["entropy", "own_position", "previous_position", "first_position"],
     ),
     "anti_diagonal": lambda x, given: x.roles(given)["anti_diagonal"].mean,
     "loss": _loss,

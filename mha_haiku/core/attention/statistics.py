@@ -181,7 +181,7 @@ STATISTICS: dict[str, Statistic] = {
         Statistic(
             "first_position",
             "share of attention",
-            "attention on the first position",
+            "attention on the first position that is no padding",
             (weighted_sum(lambda tile: tile.given.keys["is_first"]),),
         ),
         *(

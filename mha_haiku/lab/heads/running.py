@@ -372,6 +372,9 @@ class _Among(masks.Mask):
         keys = tiles.take(self.keys, columns + -self.origin.key, axis=-1)
         return queries[..., None, :, None] & keys[..., None, None, :]
 
+    def first_key(self) -> Array:
+        return self.origin.key + self.keys.argmax(-1)
+
     def at_head(self, example: tuple, head: int | Array) -> "_Among":
         queries, keys = (tiles.at_batch(x, example) for x in (self.queries, self.keys))
         return _Among(queries, keys, self.origin)

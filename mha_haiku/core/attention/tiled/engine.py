@@ -115,9 +115,10 @@ def statistics(
     origin, ones = asked.checked_origin(), [1] * len(batch_shape)
     # As the columns of tiles, which count from the first key.
     position = origin.rows(tiles.Span(0, num_queries)).array() - origin.key
-    is_first = origin.columns(tiles.Span(0, num_keys)).array() == 0
+    first = jnp.broadcast_to(asked.weighting.mask.first_key(), batch_shape)
+    at_keys = origin.columns(tiles.Span(0, num_keys)).array().reshape(*ones, -1)
     queries: dict[str, Array | np.ndarray] = {"position": position.reshape(*ones, -1)}
-    keys: dict[str, Array | np.ndarray] = {"is_first": is_first.reshape(*ones, -1)}
+    keys: dict[str, Array | np.ndarray] = {"is_first": at_keys == first[..., None]}
     if positions is not None:
         keys["positions"] = positions
     if tokens is not None and key_tokens is not None:
