@@ -130,9 +130,16 @@ def _html(value: Any) -> str:
     return showing.html(value)
 
 
+def _save(value: Any, *arguments: Any) -> Any:
+    from mha_haiku import subjects  # noqa: F401, makes itself known to it
+    from mha_haiku.showing import saving
+
+    return saving.save(value, *arguments)
+
+
 def _later(name: str) -> Callable:
     """Returns a function that imports the real one when it is called."""
     return lambda value, **options: __getattr__(name)(value, **options)
 
 
-_display.register(html=_html, show=_later("show"), plot=_later("plot"))
+_display.register(html=_html, show=_later("show"), plot=_later("plot"), save=_save)

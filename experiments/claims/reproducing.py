@@ -12,7 +12,7 @@ from experiments.claims import base, records, telling, verdicts
 from experiments.claims.desk import Desk
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import results
+from mha_haiku.showing import saving
 from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
@@ -143,7 +143,7 @@ def draw(outcome: telling.Outcome, folder: Path) -> None:
     """Writes the figure of the stored measurements, if there are any."""
     if outcome.verdicts:
         path = folder / f"{outcome.claim.name}.png"
-        results.write_pictures(path, outcome.picture, ["png"])
+        saving.write_pictures(path, outcome.picture, ["png"])
 
 
 def page(outcome: telling.Outcome, folder: Path) -> None:
@@ -155,4 +155,4 @@ def page(outcome: telling.Outcome, folder: Path) -> None:
 def _write(outcome, folder, formats) -> None:
     page(outcome, folder)
     path = folder / f"{outcome.claim.name}.png"
-    results.write_pictures(path, outcome.picture, formats)
+    saving.write_pictures(path, outcome.picture, formats)

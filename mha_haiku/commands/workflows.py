@@ -12,7 +12,7 @@ from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command, place, tell
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import imported_runs, observers, opening, results
+from mha_haiku.subjects import dossiers, imported_runs, observers, opening
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
 from mha_haiku.subjects.verbs.replacement import PUBLISHED
@@ -54,7 +54,7 @@ def train(
         resolved = resolved.replace(init_from=init_from)
     summary = opening.train_observed(resolved, workdir, override_config=override_config)
     places = [one.root for _, one in folders.of_runs(folders.Folder(workdir), resolved)]
-    dump = results.command("dump_attention", places[0])
+    dump = dossiers.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
             print("Interrupted; the same command resumes from here.", file=sys.stderr)

@@ -4,12 +4,16 @@ A class whose objects can be shown declares
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
+and one with a table `save = display.save`.
+
 Nothing here computes: an array is described by its dtype and shape, even while it is
 traced, and numbers are shown only if they are few and known on the host.
 """
 
 import dataclasses
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -24,7 +28,7 @@ _registered: dict[str, Callable] = {}
 
 
 def register(**functions: Callable) -> None:
-    """Registers the functions that `html`, `show` and `plot` call."""
+    """Registers the functions that `html`, `show`, `plot` and `save` call."""
     _registered.update(functions)
 
 
@@ -41,6 +45,27 @@ def show(value: Any, **options: Any) -> Any:
 def plot(value: Any, **options: Any) -> Any:
     """Draws the figure of an object, by the registered function; see `mh.plot`."""
     return _registered["plot"](value, **options)
+
+
+def save(
+    value: Any, path: str | os.PathLike, formats: str | Sequence[str] = ("png",)
+) -> list[Path]:
+    """Writes the table as .csv and the picture in each format; returns the paths.
+
+    Without matplotlib there is no picture.
+
+    Args:
+      value: A result.
+      path: A folder, for all files; or one file, whose suffix says what is written:
+        the table for .csv, a format of matplotlib for the picture. A path that ends
+        with a slash is a folder.
+      formats: Formats of the pictures in a folder.
+
+    Raises:
+      ConfigError: If a file cannot be written.
+      ValueError: If nothing of this result has the path's suffix, or is of a format.
+    """
+    return _registered["save"](value, path, formats)
 
 
 def numbers(x: Any) -> str:

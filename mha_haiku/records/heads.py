@@ -7,14 +7,15 @@ import collections
 import dataclasses
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
-from mha_haiku.core import checks, display
+from mha_haiku.core import checks
 from mha_haiku.records import archive, means, ranks, tables
+from mha_haiku.records.results import Result
 
 ROLE = "role"  # the column with the roles of heads
 OFFSET = "offset"  # the column with t - s of a query t and the key s it sees most
@@ -119,7 +120,7 @@ Columns = Mapping[str, Column]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Heads:
+class Heads(Result):
     """Numbers of the heads of a model: `heads["ablation"].mean` is `[L, H]`.
 
     Attributes:
@@ -144,8 +145,6 @@ class Heads:
     step: int | None = None
     notes: tuple[str, ...] = ()
     file_name: str = "heads"
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
 
     @classmethod
     def of(
@@ -329,6 +328,10 @@ class Heads:
             parts.append(tables.Table(columns, rows).text())
             parts[-1] += "\nagreement: Spearman's rank correlation"
         return "\n\n".join(parts)
+
+    def writers(self) -> dict[str, Callable[[Path], Path]]:
+        """Writes the record as .npz, for pages of maps."""
+        return {".npz": self.write}
 
     def write(self, path: str | os.PathLike[str]) -> Path:
         """Writes the record to an `.npz` file atomically.

@@ -89,6 +89,17 @@ class Table(NamedTuple):
         return [line.rjust(size) for line in lines]
 
 
+def of_rows(rows: Sequence[Mapping[str, Any]]) -> Table:
+    """Makes the table of rows, with a column for each name that has a cell."""
+    names = dict.fromkeys(name for row in rows for name in row)
+    columns = [
+        Column(name, shown="{:.4g}" if isinstance(cells[0], float) else "{}")
+        for name in names
+        if (cells := [x for row in rows if not _is_nothing(x := row.get(name))])
+    ]
+    return Table(columns, rows)
+
+
 def _joined(block: Sequence[Sequence[str]]) -> str:
     """Joins columns, with a line of units if any has one."""
     names, units, *rows = (

@@ -13,6 +13,7 @@ import numpy as np
 from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import graph
+from mha_haiku.records import tables
 from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
 
@@ -111,14 +112,13 @@ def visible(text: str) -> str:
 def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
     """Renders rows as a table, numbers rounded to digits and texts as tokens."""
     rows = list(rows)
+    names = [column.name for column in tables.of_rows(rows).columns]
+    given = [[row.get(name, "") for name in names] for row in rows]
     cells = [
-        [
-            f"{x:.{digits}g}" if isinstance(x, float) else visible(x)
-            for x in row.values()
-        ]
-        for row in rows
+        [f"{x:.{digits}g}" if isinstance(x, float) else visible(x) for x in row]
+        for row in given
     ]
-    return markup.plain_table(cells, columns=list(rows[0]) if rows else [])
+    return markup.plain_table(cells, columns=names)
 
 
 def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
@@ -245,16 +245,21 @@ def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
         "  x  ".join(visible(x) for x in row.values() if isinstance(x, str))
         for row in rows
     ]
-    sheet = drawing.sheet(
-        6.5, max(1.8, 0.22 * len(rows) + 1.2), title=title or what.title
-    )
+    return bars(names, terms, "term", title=title or what.title)
+
+
+def bars(
+    names: Sequence[str], values: Sequence[float], label: str, *, title: str
+) -> "Figure":
+    """Draws a horizontal bar for each number, from above."""
+    sheet = drawing.sheet(6.5, max(1.8, 0.22 * len(names) + 1.2), title=title)
     axes = sheet.subplots()
-    colors = ["tab:red" if term > 0 else "tab:blue" for term in terms]
-    axes.barh(range(len(rows)), terms, color=colors)
-    axes.set_yticks(range(len(rows)), names, parse_math=False)
+    colors = ["tab:red" if value > 0 else "tab:blue" for value in values]
+    axes.barh(range(len(names)), values, color=colors)
+    axes.set_yticks(range(len(names)), names, parse_math=False)
     axes.invert_yaxis()
     axes.axvline(0, color="0.5", linewidth=0.8)
-    axes.set_xlabel("term")
+    axes.set_xlabel(label)
     return sheet
 
 
@@ -285,7 +290,8 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
     places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
-    sheet = drawing.sheet(width, 0.9 * up + 2, title=title or headline(what))
+    title = title or ": ".join(filter(None, [what.title, headline(what)]))
+    sheet = drawing.sheet(width, 0.9 * up + 2, title=title)
     _draw_graph(sheet, sheet.subplots(), what.edges, what.kept, places)
     return sheet
 

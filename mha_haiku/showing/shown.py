@@ -17,7 +17,7 @@ import numpy as np
 
 from mha_haiku.core import attention, display, masks
 from mha_haiku.core.masks.array_masks import Dense, Segments
-from mha_haiku.records import Heads
+from mha_haiku.records import Heads, Result
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import collecting, drawing, markup, sets
 from mha_haiku.training.runs import files
@@ -107,6 +107,13 @@ def fragment(value: Any) -> markup.Html:
         "what is shown must be attention maps, a run or its folder, statistics, "
         f"importance, roles, a mask or parameters, got {type(value).__name__}."
     )
+
+
+@fragment.register
+def _(result: Result) -> markup.Html:
+    table = result.table()
+    names = [column.name for column in table.columns]
+    return markup.block(result.title, markup.plain_table(table.texts(), columns=names))
 
 
 @fragment.register

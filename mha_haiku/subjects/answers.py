@@ -4,18 +4,21 @@ B batch, T positions, S keys, L layers, N examples.
 """
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import display
-from mha_haiku.showing import markup, shown
+from mha_haiku.records import Result
+from mha_haiku.showing import markup, measurements, plotting, shown
 from mha_haiku.showing.measurements import Grid, rows_table, shows, visible
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Lens:
+class Lens(Result):
     """The logit lens of one text: the model's answer if a layer were the last one.
 
     Example:
@@ -33,7 +36,8 @@ class Lens:
     probabilities: np.ndarray  # `[L + 1, T]`
     logits: jax.Array  # `[L + 1, T, C]`
 
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    title = "Logit lens: the likeliest next token after each layer"
+    file_name = "lens"
 
     @property
     def names(self) -> list[str]:
@@ -49,9 +53,20 @@ class Lens:
             for name, row in rows
         )
 
+    def rows(self) -> list[dict[str, Any]]:
+        """Lists a row for each layer and position."""
+        return [
+            {"after": name, "position": t, "token": self.tokens[t]}
+            | {"likeliest": str(texts[t]), "probability": float(probabilities[t])}
+            for name, texts, probabilities in zip(
+                self.names, self.texts, self.probabilities, strict=True
+            )
+            for t in range(len(self.tokens))
+        ]
+
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Compositions:
+class Compositions(Result):
     """How much each head reads from every other head, from weights only.
 
     Example:
@@ -64,8 +79,12 @@ class Compositions:
     # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read
     # the other.
     scores: np.ndarray
+    file_name = "compositions"
 
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    @property
+    def title(self) -> str:
+        """The title, with the kind."""
+        return f"{self.kind.upper()}-composition of heads, from weights alone"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each pair of heads, the highest score first."""
@@ -84,7 +103,7 @@ class Compositions:
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Strongest:
+class Strongest(Result):
     """The places where a head attends most in the examples of a data set.
 
     Example:
@@ -102,7 +121,12 @@ class Strongest:
     tokens: tuple[tuple[str, ...], ...] = ()  # the queries of each; () of features
     key_tokens: tuple[tuple[str, ...], ...] = ()  # the keys; (): as the queries
 
-    _repr_html_, show = display.html, display.show
+    file_name = "strongest"
+
+    @property
+    def title(self) -> str:
+        """The title, with the head."""
+        return f"Layer {self.layer}, head {self.head}: largest weights"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each place, with the text in front of it."""
@@ -133,7 +157,7 @@ def _of_lens(lens: Lens) -> Grid:
         lens.names,
         [visible(x) for x in lens.tokens],
         "probability",
-        title="Logit lens: the likeliest next token after each layer",
+        title=lens.title,
         note="The color is the probability. Columns are the tokens that are read.",
         texts=np.vectorize(visible, otypes=[str])(lens.texts),
     )
@@ -150,13 +174,12 @@ def _of_compositions(found: Compositions) -> Grid:
     rows, columns = (
         [f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)
     )
-    kind = found.kind.upper()
     return Grid(
         values,
         rows,
         columns,
         "composition",
-        title=f"{kind}-composition of heads, from weights alone",
+        title=found.title,
         note="Rows write, columns read; layer and head. Random weights are not at 0.",
     )
 
@@ -168,7 +191,18 @@ shows(Compositions, _of_compositions)
 @shown.fragment.register
 def _(strongest: Strongest) -> markup.Html:
     return markup.block(
-        f"Layer {strongest.layer}, head {strongest.head}: largest weights",
+        strongest.title,
         rows_table(strongest.rows(), digits=3),
         note="Positions count from 0; the text ends at the query.",
     )
+
+
+@plotting.figure_of.register(Strongest)
+def _(strongest: Strongest, *, title: str | None) -> "Figure":
+    names = []
+    for row in strongest.rows():
+        query, key = (visible(row.get(f"{x} token", "")) for x in ("query", "key"))
+        place = f"{row['query']} {query} to {row['key']} {key}"
+        names.append(f"example {row['example']}: {place}")
+    weights = strongest.weights.tolist()
+    return measurements.bars(names, weights, "weight", title=title or strongest.title)

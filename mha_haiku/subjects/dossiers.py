@@ -10,7 +10,6 @@ from mha_haiku.core import attention, checks
 from mha_haiku.records import Heads, archive, map_set
 from mha_haiku.records.heads import OFFSET
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import results
 from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
@@ -45,15 +44,15 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
     if root is None or any(layer.index is None for layer in maps.layers):
         return maps
     path = folders.Folder(root).heads / "head_importance.npz"
-    command = results.command("head_importance", root)
+    written_by = command("head_importance", root)
     if path.exists():
         # What an earlier version measured is to be measured again, as of another step.
         with contextlib.suppress(archive.FormatError):
-            found = Heads.load(path, written_by=command)
+            found = Heads.load(path, written_by=written_by)
             if found.step == maps.step:
                 columns = {**maps.columns, **found.at(maps.layers)}
                 return dataclasses.replace(maps, columns=columns)
-    return dataclasses.replace(maps, missing=(("importance", command),))
+    return dataclasses.replace(maps, missing=(("importance", written_by),))
 
 
 def _snapshots(folder: Path) -> list[map_set.MapSet]:
@@ -74,3 +73,11 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
         )
         moments.append(maps)
     return moments
+
+
+def command(script: str, root: str | os.PathLike) -> str:
+    """Formats the command line of a script for a run's folder, for a message."""
+    root = Path(root)
+    if root.is_relative_to(Path.cwd()):
+        root = root.relative_to(Path.cwd())
+    return f"python -m mha_haiku {script} --workdir={root}"

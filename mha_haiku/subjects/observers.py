@@ -19,8 +19,8 @@ import numpy as np
 from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
-from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, conversion, dossiers, results
+from mha_haiku.showing import curves, saving
+from mha_haiku.subjects import computing, conversion, dossiers
 from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import dumping, generation
 from mha_haiku.training import tasks
@@ -303,5 +303,5 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[
         (folder.heads / "timeline.png", timeline(folder.timeline)),
     ):
         if picture is not None:
-            written += results.write_pictures(path, picture, formats)
+            written += saving.write_pictures(path, picture, formats)
     return written

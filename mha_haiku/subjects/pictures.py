@@ -10,7 +10,7 @@ import jax
 from mha_haiku.core import checks, models
 from mha_haiku.records.map_set import Dossier, MapSet
 from mha_haiku.showing import markup, plotting, sets, shown
-from mha_haiku.subjects import computing, dossiers, observers, results
+from mha_haiku.subjects import computing, dossiers, observers
 from mha_haiku.subjects.subject import Subject, has_task
 from mha_haiku.subjects.verbs import dumping, prune_sweep
 from mha_haiku.training.runs import folders
@@ -93,13 +93,6 @@ def _(subject: Subject) -> markup.Html:
     if model.config is not None:
         parts.append(shown.of_parameters(params))
     return markup.block(subject.name, *parts, note=note)
-
-
-@shown.fragment.register
-def _(result: results.Result) -> markup.Html:
-    table = result.table()
-    names = [column.name for column in table.columns]
-    return markup.block(result.title, markup.plain_table(table.texts(), columns=names))
 
 
 # --- As a figure

@@ -283,7 +283,7 @@ def verb(
 
     The first parameter is the subject. Flags of the command are the keyword options,
     and its help is the docstring. The result of a command has `text` and `save`, like a
-    `results.Result`.
+    `records.Result`.
 
     Example:
       >>> @mh.verb

@@ -94,8 +94,8 @@ import dataclasses
 from collections.abc import Sequence
 
 from mha_haiku import commands
+from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
-from mha_haiku.subjects.results import Result
 from mha_haiku.subjects.subject import Subject, verb
 
 

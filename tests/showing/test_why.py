@@ -93,7 +93,7 @@ def test_terms_are_listed_the_largest_first_with_positions(terms):
     assert sum(row["term"] for row in terms.rows()) == terms.total
     html = shown_.fragment(terms)
     assert "Held: the factors of norms" in html and "$x$" in html
-    assert len(terms.rows(2)) == 2 and repr(terms).count("\n") == 4
+    assert len(terms.rows(2)) == 2 and repr(terms).count("\n") == 5
 
 
 def test_a_figure_has_a_bar_for_each_term(terms):

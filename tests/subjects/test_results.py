@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.records import tables
+from mha_haiku.records import Result, tables
 from mha_haiku.showing import drawing
-from mha_haiku.subjects import results
+from mha_haiku.subjects import answers
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,7 @@ def four_letters():
     return mh.wrap(run, params, examples=np.arange(12).reshape(2, 6) % 4)
 
 
-class Sizes(results.Result):
+class Sizes(Result):
     title, file_name = "Sizes of <parts>", "sizes"
 
     def table(self):
@@ -63,5 +63,37 @@ def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
     assert "role" in lines[0] and len(lines) == 1 + 2
     read = mh.heads.Heads.load(paths[2], written_by="")
     assert read["role"].names.tolist() == found["role"].names.tolist()
-    texts = [x.get_text() for x in found.picture().axes[0].texts]
+    texts = [x.get_text() for x in found.plot().axes[0].texts]
     assert texts and all(x.split()[0] in found["role"].names for x in texts)
+
+
+_TEXTS = np.array([[0, 1, 2, 3, 0]]), np.array([[0, 1, 3, 3, 0]])
+_RESULTS = {
+    "compositions": lambda x: answers.Compositions("k", np.ones((2, 2, 2, 2))),
+    "importance": lambda x: x.importance("ablation"),
+    "lens": lambda _: answers.Lens(
+        ("a", "b"), np.array([["x", "y"]]), np.full((1, 2), 0.5), np.zeros((1, 2, 3))
+    ),
+    "paths": lambda x: x.paths(*_TEXTS, answers=(1, 2)),
+    "patching": lambda x: x.patch(*_TEXTS, answers=(1, 2)),
+    "reads": lambda x: x.reads(),
+    "strongest": lambda x: x.strongest(0, 1),
+    "why": lambda x: x.why(_TEXTS[0], layer=0, head=0),
+    "writes": lambda x: x.writes(_TEXTS[0], layer=0, head=0),
+}
+
+
+@pytest.mark.parametrize("name", _RESULTS)
+def test_every_answer_is_shown_drawn_and_written(four_letters, tmp_path, name):
+    found = _RESULTS[name](four_letters)
+    assert len(found.text().splitlines()) > len(found.rows()) > 0
+    assert "nan" not in found.text() + repr(found)
+    assert found.title and found._repr_html_() and mh.show(found).html
+    table, picture = found.save(tmp_path)[:2]
+    assert len(table.read_text().splitlines()) == 1 + len(found.rows())
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    (one,) = found.save(tmp_path / "one.SVG")
+    assert b"<svg" in one.read_bytes()
+    with pytest.raises(mh.runs.files.ConfigError, match="format"):
+        found.save(tmp_path / "new", "odd")
+    assert not (tmp_path / "new").exists()

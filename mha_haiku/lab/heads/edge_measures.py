@@ -23,10 +23,11 @@ import numpy as np
 import optax
 from jax.typing import ArrayLike
 
-from mha_haiku.core import checks, display, models
+from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import clean_runs, edge_runs, hard_concrete, patching, running
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.records import Result, tables
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -248,7 +249,7 @@ def _learned(runs: edge_runs.EdgeRuns, keys: Array, penalty: Array, rate: Array)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Circuit:
+class Circuit(Result):
     """A subset of a model's edges, and the metric with only them, and without them.
 
     Attributes:
@@ -257,6 +258,7 @@ class Circuit:
       only: `[N]`, the metric when all other edges are patched.
       without: `[N]`, the metric when the edges of the circuit are patched.
       measure: The name of the measure.
+      title: The model and the texts.
 
     Example:
       >>> circuit = mh.heads.circuit_of_heads(measured, corrupted, edges=2)
@@ -271,8 +273,8 @@ class Circuit:
     only: np.ndarray
     without: np.ndarray
     measure: str
-
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    title: str = ""
+    file_name = "circuit"
 
     @property
     def faithfulness(self) -> float:
@@ -302,6 +304,24 @@ class Circuit:
             names = ("sender", "receiver", "kind", "value")
             rows.append(dict(zip(names, row, strict=True)))
         return rows
+
+    def table(self) -> tables.Table:
+        """Makes a table with a row per edge, the strongest first."""
+        columns = [tables.Column(name) for name in ("sender", "receiver", "kind")]
+        columns.append(tables.Column("value", self.edges.unit, "{:.4g}"))
+        return tables.Table(columns, self.rows())
+
+    def text(self) -> str:
+        """Writes the table as text, with the faithfulness of the circuit below it."""
+        edges, cost = self.edges, self.edges.cost
+        return (
+            f"{self.table().text()}\n\n{self}\n"
+            f"metric: {edges.base.mean():.4g} clean, {edges.other.mean():.4g} "
+            f"corrupted, {self.only.mean():.4g} with the circuit alone, "
+            f"{self.without.mean():.4g} without it\n"
+            f"cost: {cost.forward:,} forward and {cost.backward:,} backward passes for "
+            "each pair of examples"
+        )
 
     def __repr__(self) -> str:
         return (

@@ -24,6 +24,7 @@ from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import ablation_values, clean_runs, running
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
 from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.records import Result
 from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
 
@@ -32,7 +33,7 @@ Example = tasks.Example
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Changes(PerExample):
+class Changes(PerExample, Result):
     """The changes of the metric by patching."""
 
     base: np.ndarray  # `[N]`, the metric of the run that is patched
@@ -47,6 +48,11 @@ class Changes(PerExample):
     def _numbers(self, place: tuple[int, ...]) -> dict[str, float]:
         names = ("mean", "standard_error", "share")
         return {name: float(getattr(self, name)[place]) for name in names}
+
+
+def _pairs(found: Changes) -> str:
+    count = len(found.base)
+    return f"{count} pairs" if count > 1 else "1 pair"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -67,6 +73,12 @@ class Patched(Changes):
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()  # of the parts; () if there is one kind
     tokens: tuple[str, ...] = ()  # at the positions, for one pair of texts
+    file_name = "patching"
+
+    @property
+    def title(self) -> str:
+        """The title, with the number of pairs."""
+        return f"Activation patching, {_pairs(self)}: {self.unit}"
 
     def rows(self) -> list[dict[str, int | float]]:
         """Lists a row for each patched place, with its `axes` and its numbers."""
@@ -107,6 +119,12 @@ class Edges(Changes):
     cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
     # `[E]` booleans, from a measure that chooses edges itself
     kept: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
+    file_name = "paths"
+
+    @property
+    def title(self) -> str:
+        """The title, with the number of pairs."""
+        return f"{len(self.kinds)} edges, {_pairs(self)}: {self.unit}"
 
     @property
     def strength(self) -> np.ndarray:

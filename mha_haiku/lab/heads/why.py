@@ -12,6 +12,7 @@ Source: Elhage et al. 2021, "Path expansion of attention scores QK circuit",
 https://transformer-circuits.pub/2021/framework/index.html.
 """
 
+import abc
 import dataclasses
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
@@ -19,10 +20,11 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, display, models
+from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import circuits, components, running
 from mha_haiku.lab.heads.components import Component, Held
 from mha_haiku.lab.heads.running import Batches
+from mha_haiku.records import Result, tables
 from mha_haiku.training import tasks
 
 HELD = (
@@ -32,22 +34,17 @@ HELD = (
 MOST_SPLIT = 8  # with sources=True, the heads in this number of terms are split
 
 
-class Answer:
-    """The base of answers: a title and the rows of a table, the largest first."""
+class Answer(Result, abc.ABC):
+    """The base of answers whose rows are terms, the largest first."""
 
-    title: str
-    _repr_html_, show, plot = display.html, display.show, display.plot
+    file_name = "why"
 
+    @abc.abstractmethod
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
         """Lists a row per number, as a dict by the names of columns."""
-        raise NotImplementedError
 
     def __repr__(self) -> str:
-        lines = [
-            "  ".join(f"{x:10.4g}" if isinstance(x, float) else f"{x}" for x in cells)
-            for cells in (row.values() for row in self.rows(12))
-        ]
-        return "\n".join([self.title, *lines])
+        return f"{self.title}\n{tables.of_rows(self.rows(12)).text()}"
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -1,7 +1,6 @@
 """Traces an answer to its causes: patched activations, paths, circuits of edges."""
 
 import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,10 +8,8 @@ import numpy as np
 
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.records import tables
-from mha_haiku.showing import measurements as shown
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import computing, conversion, encoding, results
+from mha_haiku.subjects import computing, conversion, encoding
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -71,38 +68,6 @@ def paths(
     return dataclasses.replace(found, unit=_LOGITS)
 
 
-@dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Circuit(heads.Circuit, results.Result):
-    """The edges that carry the answers of a subject."""
-
-    title: str = ""
-    file_name = "circuit"
-
-    def table(self) -> tables.Table:
-        """Makes a table with a row per edge, the strongest first."""
-        columns = [tables.Column(name) for name in ("sender", "receiver", "kind")]
-        columns.append(tables.Column("value", self.edges.unit, "{:.4g}"))
-        return tables.Table(columns, self.rows())
-
-    def text(self) -> str:
-        """Writes the table as text, with the faithfulness of the circuit below it."""
-        edges, cost = self.edges, self.edges.cost
-        return (
-            f"{self.table().text()}\n\n{self}\n"
-            f"metric: {edges.base.mean():.4g} clean, {edges.other.mean():.4g} "
-            f"corrupted, {self.only.mean():.4g} with the circuit alone, "
-            f"{self.without.mean():.4g} without it\n"
-            f"cost: {cost.forward:,} forward and {cost.backward:,} backward passes for "
-            "each pair of examples"
-        )
-
-    @property
-    def picture(self) -> functools.partial:
-        """Draws the graph."""
-        title = f"{self.title}: {shown.headline(self)}"
-        return functools.partial(shown.draw_circuit, self, title=title)
-
-
 @verb(command="circuits", folder="heads")
 def circuit(
     subject: Subject,
@@ -115,7 +80,7 @@ def circuit(
     examples: int | None = None,
     metric: str | None = None,
     **options: Any,
-) -> Circuit:
+) -> heads.Circuit:
     """Finds the edges that carry the answer, and how much of it they carry.
 
     An edge goes from the embedding, a head or a feed-forward part to the queries, keys
@@ -174,7 +139,7 @@ def circuit(
     else:
         measure = measure or "integrated_edge_attribution"
         found = heads.circuit(*pair, edges=edges, measure=measure, **options)
-    return Circuit(**vars(found), title=title)
+    return dataclasses.replace(found, title=title)
 
 
 @verb

@@ -14,10 +14,10 @@ from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records import Column, Layer
+from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import computing, results
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Part,
@@ -49,7 +49,7 @@ def statistics(
     examples: int | Any = EXAMPLES,
     *,
     layers: Sequence[int | str] | None = None,
-) -> results.HeadResult:
+) -> Heads:
     """Measures and draws statistics of each head over held-out examples.
 
     No map is stored, so inputs may have any length. Padding is left out, and all
@@ -114,7 +114,7 @@ def statistics(
         Layer.of_model(part.kind, part.layer, i, every)
         for i, part in zip(layers, parts, strict=True)
     )
-    return results.HeadResult(
+    return Heads(
         title,
         measured_layers,
         numbers | {ROLE: roles[ROLE]},
@@ -125,7 +125,7 @@ def statistics(
 
 
 @verb
-def roles(subject: Subject, examples: Any = EXAMPLES) -> results.HeadResult:
+def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = computing.batches_of(subject, examples, targets=False, name="examples")
@@ -134,7 +134,7 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> results.HeadResult:
         subject.model, subject.params, batches, separators=separators, align=align
     )
     return dataclasses.replace(
-        results.HeadResult(**vars(found)),
+        found,
         title=f"{subject.title}: roles of heads",
         step=subject.step,
         file_name="head_roles",
@@ -149,7 +149,7 @@ def importance(
     *,
     metric: str | None = None,
     ablation_value: str = "zero",
-) -> results.HeadResult:
+) -> Heads:
     """Measures and draws how much a model needs each of its heads.
 
     The measures are ablation (the metric's change without a head), the gradient with
@@ -202,7 +202,7 @@ def importance(
         columns[name] = Column.of_examples(per_example, unit, label).with_ranks()
     first = None if batches is None else batches[0]
     count = len(columns[wanted[0]].per_example)
-    return results.HeadResult(
+    return Heads(
         f"{subject.title}: {_counted(count, batches)}, "
         f"ablated heads pass on {_PASSED[ablation_value]}",
         tuple(

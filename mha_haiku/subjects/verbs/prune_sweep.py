@@ -18,9 +18,10 @@ import numpy as np
 from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
+from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, results
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import RunSubject, Subject, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
 from mha_haiku.training import tasks
@@ -60,7 +61,7 @@ class Point(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Pruned(results.Result):
+class Pruned(Result):
     """Pruned models of falling size."""
 
     title: str  # the model and the order

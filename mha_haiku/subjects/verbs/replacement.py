@@ -22,10 +22,10 @@ from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import flow, running
 from mha_haiku.lab.heads.rollout import rollout as rolled_out
-from mha_haiku.records import means
+from mha_haiku.records import Result, means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, results
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
@@ -48,7 +48,7 @@ _QUESTIONS = 2**32 - 1
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Study(results.Result):
+class Study(Result):
     """Spearman's rank correlations of measures with the effect of the inputs."""
 
     title: str  # the run, its step, and what means are over

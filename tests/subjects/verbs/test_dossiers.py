@@ -12,7 +12,7 @@ from mha_haiku import heads, records
 from mha_haiku.records import Layer, archive
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.showing import sets
-from mha_haiku.subjects import dossiers, results
+from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
@@ -90,7 +90,7 @@ def test_numbers_are_those_that_were_computed(trained):
         )
     }
     layers = tuple(records.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
-    result = results.HeadResult("", layers, numbers, 30, file_name="head_importance")
+    result = records.Heads("", layers, numbers, 30, file_name="head_importance")
     written = folders.Folder(trained).heads
     result.save(written)
     (maps,) = dossiers.of_folder(trained / "attention").sets
@@ -134,4 +134,4 @@ def test_the_command_in_a_message_works_where_the_user_is(tmp_path, monkeypatch)
     monkeypatch.chdir(tmp_path)
     command = "python -m mha_haiku dump_attention --workdir=runs/a"
     for folder in ("runs/a", tmp_path / "runs" / "a"):
-        assert results.command("dump_attention", folder) == command
+        assert dossiers.command("dump_attention", folder) == command

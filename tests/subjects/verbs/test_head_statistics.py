@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.showing import collecting
-from mha_haiku.subjects import computing, results
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
@@ -91,7 +91,7 @@ def _oracle(loaded, count):
 def test_numbers_of_heads_are_written_as_one_npz_file(tmp_path):
     layers = (Layer("layer 0", ("0", "1")),)
     numbers = {"entropy": records.Column(np.array([[0.5, 1.0]]), "nats", "a label")}
-    found = results.HeadResult("two heads", layers, numbers, file_name="numbers")
+    found = records.Heads("two heads", layers, numbers, file_name="numbers")
     assert found.save(tmp_path / "its.npz") == [tmp_path / "its.npz"]
     loaded = records.Heads.load(tmp_path / "its.npz", written_by="a command")
     np.testing.assert_array_equal(loaded["entropy"].mean, [[0.5, 1.0]])

@@ -103,7 +103,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
     assert _places(_rows(found.table().csv())) == PLACES
     for place in ("cross 1", "encoder 0"):
         assert place.split()[0] in found.text()
-    assert drawing.content(found.picture).startswith(b"\x89PNG")
+    assert drawing.content(found.plot).startswith(b"\x89PNG")
 
 
 @pytest.mark.slow

@@ -82,7 +82,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     page = (folder / "attention" / "index.html").read_text()
     assert '"how far it is"' in page and '"furlongs"' in page
     other = per_head.importance(subject, examples=2, measures=["confidence"])
-    assert picture.read_bytes() != drawing.content(other.picture)
+    assert picture.read_bytes() != drawing.content(other.plot)
 
 
 @pytest.mark.slow

@@ -1,0 +1,61 @@
+"""Writing results: a table as CSV, and its picture; see `display.save`."""
+
+import functools
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from mha_haiku.core import checks
+from mha_haiku.records import Result
+from mha_haiku.showing import drawing, plotting
+from mha_haiku.training.runs import files
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def save(
+    result: Result, path: str | os.PathLike, formats: str | Sequence[str]
+) -> list[Path]:
+    """Writes a result; see `display.save`."""
+    formats = [formats] if isinstance(formats, str) else formats
+    if formats:
+        drawing.check_formats(formats)
+    writers: dict[str, Callable[[Path], Path]] = {
+        ".csv": lambda path: files.write(path, result.table().csv()),
+        **result.writers(),
+    }
+    picture = functools.partial(plotting.figure_of, result, title=None)
+    is_folder = os.fspath(path).endswith(("/", os.sep))
+    path = checks.as_path(path)
+    if is_folder or not path.suffix or path.is_dir():
+        path = path / f"{result.file_name}.csv"
+        table, *others = [(path.with_suffix(x), write) for x, write in writers.items()]
+        written = [table[1](table[0]), *write_pictures(path, picture, formats)]
+        return [*written, *(write(path) for path, write in others)]
+    suffix = path.suffix.lower()
+    offered = [*writers, *(f".{kind}" for kind in drawing.known_formats())]
+    if suffix not in offered:
+        raise ValueError(
+            "path must be a folder, or a file that ends with one of "
+            f"{', '.join(offered)}; got {str(path)!r}. A folder with a dot in its "
+            "name ends with a slash."
+        )
+    if suffix in writers:
+        return [writers[suffix](path)]
+    if not drawing.is_possible():
+        return []
+    return [files.write(path, drawing.content(picture, suffix[1:]))]
+
+
+def write_pictures(
+    path: Path, picture: Callable[[], "Figure"], formats: Sequence[str]
+) -> list[Path]:
+    """Draws a picture in each format, with its suffix; none without matplotlib."""
+    if not drawing.is_possible():
+        return []
+    return [
+        files.write(path.with_suffix(f".{kind}"), drawing.content(picture, kind))
+        for kind in formats
+    ]
