@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import display, models
+from mha_haiku.core import attention, display, models
 from mha_haiku.lab.heads import running
 from mha_haiku.lab.heads.running import Batches
 from mha_haiku.training import tasks
@@ -63,8 +63,8 @@ def match(
 
     @jax.jit
     def diverge(params: Any, other_params: Any, example: tasks.Example) -> jax.Array:
-        _, rows = running.look(first[0], params, example, ["*/map"])
-        _, columns = running.look(second[0], other_params, example, ["*/map"])
+        rows = _maps(first[0], params, example)
+        columns = _maps(second[0], other_params, example)
 
         def compared(row: str, column: str) -> jax.Array:
             if running.kind_of(row) == running.kind_of(column):
@@ -83,3 +83,17 @@ def match(
         for pair in (first, second)
     )
     return Matching(one[rows], other[columns], divergence[rows, columns])
+
+
+def _maps(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, attention.AttentionMap]:
+    """Returns the maps of a model on a batch, by name; padding counts nowhere."""
+
+    def unpadded(
+        attention_map: attention.AttentionMap, kind: str
+    ) -> attention.AttentionMap:
+        return running.without_padding(attention_map, model, example, kind)
+
+    at = running.by_kind(unpadded, model, params, example)
+    return running.look(model, params, example, at)[1]
