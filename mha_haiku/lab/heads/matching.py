@@ -31,7 +31,8 @@ class Matching(NamedTuple):
 
     first: np.ndarray  # `[P, 2]`, (layer, head) in the first model
     second: np.ndarray  # `[P, 2]`, (layer, head) of its counterpart in the second
-    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights.
+    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights over
+    # the examples.
     divergence: np.ndarray
 
     def __repr__(self) -> str:
@@ -62,19 +63,22 @@ def match(
     import scipy.optimize
 
     @jax.jit
-    def diverge(params: Any, other_params: Any, example: tasks.Example) -> jax.Array:
+    def diverge(params: Any, other_params: Any, example: tasks.Example) -> tuple:
         rows = _maps(first[0], params, example)
         columns = _maps(second[0], other_params, example)
 
         def compared(row: str, column: str) -> jax.Array:
             if running.kind_of(row) == running.kind_of(column):
-                return rows[row].divergence(columns[column]).mean(0)
+                found = rows[row].divergence(columns[column])
+                return found.mean(range(found.ndim - 2))
             return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)
 
-        return jnp.block([[compared(row, other) for other in columns] for row in rows])
+        blocks = [[compared(row, other) for other in columns] for row in rows]
+        return jnp.block(blocks), len(example.inputs)
 
-    divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
-    divergence = np.stack(divergences).mean(0, dtype=np.float64)
+    results = running.over(batches, lambda x: diverge(first[1], second[1], x))
+    divergences, counts = zip(*results, strict=True)
+    divergence = np.average(np.array(divergences, np.float64), axis=0, weights=counts)
     pairs = scipy.optimize.linear_sum_assignment(divergence)
     rows, columns = np.array(pairs)[:, divergence[pairs] < _APART]
     example = next(iter(batches))

@@ -359,6 +359,16 @@ def test_padding_is_in_no_divergence_of_a_function_that_masks_only_keys():
 
 
 @pytest.mark.slow
+def test_each_example_counts_once_in_batches_of_unequal_size():
+    pair = _two_seeds()
+    rows = np.random.default_rng(1).integers(0, 9, (4, 3))
+    found = _matched(pair, [(x, np.ones_like(x)) for x in (rows[:3], rows[3:])])
+    wanted = np.mean([_divergences(pair, row) for row in rows], 0)
+    wanted = wanted[found.first[:, 1], found.second[:, 1]]
+    np.testing.assert_allclose(found.divergence, wanted, atol=1e-6)
+
+
+@pytest.mark.slow
 def test_devices_that_share_examples_need_not_meet_to_count():
     # `heads.roles` is the function.
     roles = importlib.import_module("mha_haiku.lab.heads.roles")
