@@ -965,3 +965,19 @@ def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     batches[1] |= {"scale": 2 * scale}
     with pytest.raises(ValueError, match="must be of one length, with equal settings"):
         mh.wrap(scaled, foreign.params, examples=batches).examples(3)
+
+
+@pytest.mark.slow
+def test_a_roll_out_has_keywords_that_are_not_per_example(foreign):
+    def f(params, tokens, scale, places):
+        middle = params["table"][places].mean(0, keepdims=True)
+        return _by_hand(params | {"table": scale * (params["table"] + middle)}, tokens)
+
+    rows = np.random.default_rng(0).integers(0, 7, (3, 5))
+    given = {"scale": np.float32(0.5), "places": np.arange(5)}
+    options = dict(flow_examples=2, draws=1)
+    whole = lambda params, tokens: f(params, tokens, **given)  # noqa: E731
+    wanted = mh.wrap(whole, foreign.params).rollout(rows, **options)
+    found = mh.wrap(f, foreign.params).rollout({"tokens": rows} | given, **options)
+    _same_studies(found, wanted)
+    assert len(found.changes["flow"]) == 2
