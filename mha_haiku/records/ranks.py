@@ -24,9 +24,10 @@ def rank_intervals(
     """Computes bootstrap intervals of the ranks of heads by their importance.
 
     An interval contains a share `level` of resamples, which draw the examples with
-    replacement. The result is `[L, H, 2]`: lowest and highest rank, 1 for the most
-    important head; NaN where there is no head, or of fewer than two examples, which
-    tell nothing about the spread.
+    replacement; a head's mean is over those drawn that have a number for it. The result
+    is `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN, and not
+    ranked, where fewer than two examples have a number, which tell nothing about the
+    spread.
 
     Raises:
       ValueError: If the level is not between 0 and 1, or there are only means.
@@ -46,17 +47,20 @@ def rank_intervals(
     values = found.per_example
     if values is None:
         raise ValueError("found must have per_example, got only means.")
-    count = len(values)
-    if count < 2:
-        return np.full((*values.shape[1:], 2), np.nan)
+    count, known = len(values), ~np.isnan(values)
+    is_ranked = known.sum(0) > 1
+    result = np.full((*is_ranked.shape, 2), np.nan)
+    if not is_ranked.any():
+        return result
+    values, known = values[:, is_ranked], known[:, is_ranked]
     generator = np.random.default_rng(seed)
-    exists = ~np.isnan(values[0])
-    values = values[:, exists]
     draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
-    ranks = scipy.stats.rankdata(-(draws / count) @ values, axis=-1)
-    ends = np.quantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    result = np.full((*exists.shape, 2), np.nan)
-    result[exists] = ends.T
+    drawn = draws @ known.astype(np.float64)
+    sums = draws @ np.where(known, values, 0)
+    means = sums / np.where(drawn, drawn, np.nan)
+    ranks = scipy.stats.rankdata(-means, axis=-1, nan_policy="omit")
+    ends = np.nanquantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    result[is_ranked] = ends.T
     return result
 
 

@@ -157,9 +157,10 @@ def wrap(
 
     A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
     Its inputs are its first argument, a mapping of its keywords or, for an
-    encoder-decoder of transformers, a pair of source and target. `labels` in a mapping
-    are the targets as in transformers: -100 does not count, and where a model predicts
-    the next token, as a function is taken to do, they are those of the position before.
+    encoder-decoder of transformers, a pair of source and target. A mapping may call a
+    function's inputs "inputs", whatever their own name. `labels` in a mapping are the
+    targets as in transformers: -100 does not count, and where a model predicts the next
+    token, as a function is taken to do, they are those of the position before.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
@@ -204,9 +205,12 @@ def wrap(
             "function must be a function from parameters and inputs to logits, or a "
             f"torch.nn.Module, got {type(function).__name__}."
         )
-    parameters, has_others = _parameters(function)
+    else:
+        codec = codec._replace(names=_names_of_inputs(function))
+    parameters = _parameters(function)
+    has_others = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     takes_lengths = has_others or "lengths" in parameters
-    codec = codec._replace(knows_lengths=takes_lengths, parameters=parameters)
+    codec = codec._replace(knows_lengths=takes_lengths, parameters=tuple(parameters))
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
     is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
     arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
@@ -254,10 +258,19 @@ def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     return conversion.batches(subject, given, targets=are_tokens, required=required)
 
 
-def _parameters(function: Callable) -> tuple[tuple[str, ...], bool]:
-    """Lists the parameters of a function, and whether it may take others by keyword."""
+def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function by name; any if they are not known."""
     try:
-        parameters = inspect.signature(function).parameters
+        return inspect.signature(function).parameters
     except (TypeError, ValueError):  # some built-in functions have none
-        return (), True
-    return tuple(parameters), any(x.kind is x.VAR_KEYWORD for x in parameters.values())
+        return inspect.signature(lambda *_, **given: given).parameters
+
+
+def _names_of_inputs(function: Callable) -> tuple[str, ...]:
+    """Lists what a mapping may call the inputs, which come after the parameters."""
+    by_place = [
+        name
+        for name, x in _parameters(function).items()
+        if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+    return tuple(dict.fromkeys(["inputs", *by_place[1:2]]))

@@ -754,6 +754,31 @@ def test_a_function_gets_all_keywords_of_a_mapping(foreign):
         np.testing.assert_allclose(ours, alone.per_example[0], 1e-4, 1e-5)
 
 
+def _looked_up(params, tokens, /, *, scale=1.0):
+    return params["table"][tokens] * scale
+
+
+_NAMED = {
+    "lambda": lambda params, tokens: params["table"][tokens],
+    "only by place": _looked_up,
+    "partial": functools.partial(_looked_up, scale=1.0),
+    "jit": jax.jit(lambda params, tokens: params["table"][tokens]),
+}
+
+
+@pytest.mark.parametrize("name", _NAMED)
+def test_inputs_of_a_function_go_by_their_own_name(foreign, name):
+    tokens = np.array([[1, 2, 3], [4, 5, 6]])
+    wanted = foreign.params["table"][tokens]
+    for given in ({"tokens": tokens}, {"inputs": tokens}):
+        subject = mh.wrap(_NAMED[name], foreign.params, examples=[given])
+        np.testing.assert_array_equal(subject.logits(given), wanted)
+        for of in (subject, subject.measured(given)):
+            np.testing.assert_array_equal(of.batches[0].inputs, tokens)
+    with pytest.raises(ValueError, match="must have inputs or tokens, got words"):
+        subject.logits({"words": tokens})
+
+
 def _causal(params, tokens, attention_mask):
     """The layer by hand where queries see earlier keys of a mask, without positions."""
     x, size = params["table"][tokens], tokens.shape[1]
@@ -941,3 +966,19 @@ def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     batches[1] |= {"scale": 2 * scale}
     with pytest.raises(ValueError, match="must be of one length, with equal settings"):
         mh.wrap(scaled, foreign.params, examples=batches).examples(3)
+
+
+@pytest.mark.slow
+def test_a_roll_out_has_keywords_that_are_not_per_example(foreign):
+    def f(params, tokens, scale, places):
+        middle = params["table"][places].mean(0, keepdims=True)
+        return _by_hand(params | {"table": scale * (params["table"] + middle)}, tokens)
+
+    rows = np.random.default_rng(0).integers(0, 7, (3, 5))
+    given = {"scale": np.float32(0.5), "places": np.arange(5)}
+    options = dict(flow_examples=2, draws=1)
+    whole = lambda params, tokens: f(params, tokens, **given)  # noqa: E731
+    wanted = mh.wrap(whole, foreign.params).rollout(rows, **options)
+    found = mh.wrap(f, foreign.params).rollout({"tokens": rows} | given, **options)
+    _same_studies(found, wanted)
+    assert len(found.changes["flow"]) == 2

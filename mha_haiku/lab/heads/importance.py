@@ -267,7 +267,7 @@ def gated_metric(
     Gates are `[P, L, H]`; entries beyond the heads of a layer are ignored.
 
     Raises:
-      ValueError: If gates do not have all layers and heads.
+      ValueError: If gates are not `[P, L, H]`, with all layers and heads.
 
     Example:
       >>> gates = np.ones((2, 2, 2))  # [P, L, H]
@@ -275,8 +275,14 @@ def gated_metric(
       >>> mh.heads.gated_metric(measured, gates).mean(0).round(2)
       array([0.02, 3.03])
     """
+    patterns = jnp.asarray(gates, jnp.float32)
+    if patterns.ndim != 3:
+        raise ValueError(
+            "gates must be [P, L, H], a gate for each pattern, layer and head, got "
+            f"shape {patterns.shape}."
+        )
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _results(subject, _gated, jnp.asarray(gates, jnp.float32), **options)
+    return _results(subject, _gated, patterns, **options)
 
 
 @running.compiled

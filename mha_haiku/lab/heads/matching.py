@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import display, models
+from mha_haiku.core import attention, display, models
 from mha_haiku.lab.heads import running
 from mha_haiku.lab.heads.running import Batches
 from mha_haiku.training import tasks
@@ -31,7 +31,8 @@ class Matching(NamedTuple):
 
     first: np.ndarray  # `[P, 2]`, (layer, head) in the first model
     second: np.ndarray  # `[P, 2]`, (layer, head) of its counterpart in the second
-    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights.
+    # `[P]` nats in [0, log 2], the mean Jensen-Shannon divergence of their weights over
+    # the examples.
     divergence: np.ndarray
 
     def __repr__(self) -> str:
@@ -62,19 +63,22 @@ def match(
     import scipy.optimize
 
     @jax.jit
-    def diverge(params: Any, other_params: Any, example: tasks.Example) -> jax.Array:
-        _, rows = running.look(first[0], params, example, ["*/map"])
-        _, columns = running.look(second[0], other_params, example, ["*/map"])
+    def diverge(params: Any, other_params: Any, example: tasks.Example) -> tuple:
+        rows = _maps(first[0], params, example)
+        columns = _maps(second[0], other_params, example)
 
         def compared(row: str, column: str) -> jax.Array:
             if running.kind_of(row) == running.kind_of(column):
-                return rows[row].divergence(columns[column]).mean(0)
+                found = rows[row].divergence(columns[column])
+                return found.mean(range(found.ndim - 2))
             return jnp.full((rows[row].shape[-3], columns[column].shape[-3]), _APART)
 
-        return jnp.block([[compared(row, other) for other in columns] for row in rows])
+        blocks = [[compared(row, other) for other in columns] for row in rows]
+        return jnp.block(blocks), len(example.inputs)
 
-    divergences = running.over(batches, lambda x: diverge(first[1], second[1], x))
-    divergence = np.stack(divergences).mean(0, dtype=np.float64)
+    results = running.over(batches, lambda x: diverge(first[1], second[1], x))
+    divergences, counts = zip(*results, strict=True)
+    divergence = np.average(np.array(divergences, np.float64), axis=0, weights=counts)
     pairs = scipy.optimize.linear_sum_assignment(divergence)
     rows, columns = np.array(pairs)[:, divergence[pairs] < _APART]
     example = next(iter(batches))
@@ -83,3 +87,17 @@ def match(
         for pair in (first, second)
     )
     return Matching(one[rows], other[columns], divergence[rows, columns])
+
+
+def _maps(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, attention.AttentionMap]:
+    """Returns the maps of a model on a batch, by name; padding counts nowhere."""
+
+    def unpadded(
+        attention_map: attention.AttentionMap, kind: str
+    ) -> attention.AttentionMap:
+        return running.without_padding(attention_map, model, example, kind)
+
+    at = running.by_kind(unpadded, model, params, example)
+    return running.look(model, params, example, at)[1]

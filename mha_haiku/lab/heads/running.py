@@ -29,8 +29,8 @@ FEW_LAYERS = 6
 Metric = Callable[[Array, tasks.Example], Array]
 
 
-# Batches of one size that can be iterated over more than once: a list, not a generator.
-# A `tqdm` around a list shows progress.
+# Batches that can be iterated over more than once: a list, not a generator. A `tqdm`
+# around a list shows progress.
 Batches = Iterable[tasks.Example]
 
 

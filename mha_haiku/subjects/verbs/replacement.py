@@ -25,7 +25,7 @@ from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import Result, means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computing, conversion
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
@@ -179,9 +179,9 @@ def rollout(
         checks.integer_in("flow_examples", flow_examples, 1, count)
         checks.positive_integer("draws", draws)
     found = [
-        jax.tree.map(operator.itemgetter(n), batch)
+        effect
         for batch in _effects(subject, batches, count, draws)
-        for n in range(len(batch["row"]))
+        for effect in _each(batch)
     ]
     _add_flows(subject, found[:flow_examples])
     asks = [effect for effect in found if effect["asks"]]
@@ -316,6 +316,14 @@ def _effects(
         yield jax.device_get(program(subject.params, (batch, indices)))
 
 
+def _each(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Splits the results of `effects`; `example` stays a batch, of one example."""
+    of_all = {name: x for name, x in batch.items() if name != "example"}
+    for n in range(len(batch["row"])):
+        example = conversion.taken(batch["example"], slice(n, n + 1))
+        yield jax.tree.map(operator.itemgetter(n), of_all) | {"example": example}
+
+
 def _seed(subject: Subject) -> int:
     return 0 if subject.config is None else subject.config.seed
 
@@ -324,8 +332,8 @@ def _add_flows(subject: Subject, found: Sequence[dict[str, Any]]):
     """Adds the flows `[L, T]` to the measures of examples."""
     make_maps = jax.jit(functools.partial(_maps, subject))
     for effect in subject.progress(found, name="flow", unit="example"):
-        example = jax.tree.map(lambda x: x[None], effect["example"])
-        maps, row = make_maps(subject.params, example), int(effect["row"])
+        maps = make_maps(subject.params, effect["example"])
+        row = int(effect["row"])
         flows = [flow(maps[: i + 1], row)[0, 0] for i in range(len(maps))]
         effect["measures"]["flow"] = np.array(flows)
 
@@ -370,7 +378,9 @@ def effects(
     key = stepping.stream(_seed(subject), "held_out")
     key = jax.random.fold_in(key, np.uint32(_QUESTIONS))
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, indices)
-    row, asks = jax.vmap(functools.partial(_question, subject.task))(keys, example)
+    question = functools.partial(_question, subject.task)
+    # Keywords of a function need no axis of examples.
+    row, asks = jax.vmap(question)(keys, example._replace(others=None))
     blanks = jax.vmap(functools.partial(_blanks, stand_ins, draws))(
         keys, example.inputs
     )

@@ -324,6 +324,12 @@ def test_gates_of_other_heads_are_refused(subject, shape):
         heads.gated_metric(subject, np.ones(shape))
 
 
+@pytest.mark.parametrize("shape", [(), (H,), (L, H), (1, 1, L, H)])
+def test_gates_that_are_not_patterns_are_refused(subject, shape):
+    with pytest.raises(ValueError, match=r"gates must be \[P, L, H\], .* got shape"):
+        heads.gated_metric(subject, np.ones(shape))
+
+
 def test_no_batches_are_refused(subject):
     with pytest.raises(ValueError, match="batches must not be empty"):
         heads.gradient(subject._replace(batches=[]))

@@ -36,6 +36,20 @@ def test_rank_intervals_hold_the_share_that_is_asked_for():
         np.testing.assert_array_equal(ends[0], wanted)
 
 
+def test_ranks_are_of_means_over_the_examples_that_have_numbers():
+    nan = np.nan
+    mean = np.array([[5.0, 1.0, 3.0], [2.0, nan, 4.0]])
+    values = np.array(_importance(mean, 0.1).per_example)
+    values[0], values[7, 0, 0], values[20:, 0, 2] = nan, nan, nan
+    found = heads.rank_intervals(heads.Heads.of_examples(values))
+    ranks = np.array([[1, 5, 3], [4, nan, 2]])
+    np.testing.assert_array_equal(found, np.stack([ranks, ranks], -1))
+    alone = np.full((4, 1, 2), nan)
+    alone[1, 0] = 9, 8
+    ends = heads.rank_intervals(heads.Heads.of_examples(alone))
+    assert np.isnan(ends).all()  # one number has no spread
+
+
 def test_rank_correlation_is_spearmans_and_leaves_out_what_is_not_there():
     generator = np.random.default_rng(1)
     one, other = generator.standard_normal((2, 3, 4))

@@ -308,6 +308,66 @@ def test_heads_match_that_diverge_least_on_average():
     assert found.divergence.sum() == pytest.approx(total[best].sum(), abs=1e-4)
 
 
+def _keys_masked(params, tokens, attention_mask):
+    """Two heads by hand, which mask padding as keys but not as queries."""
+    x = params["table"][tokens]
+    query, key = (jnp.einsum("btd,dhk->bthk", x, params[name]) for name in "qk")
+    scores = jnp.einsum("bthk,bshk->bhts", query, key)
+    weights = jax.nn.softmax(jnp.where(attention_mask[:, None, None] > 0, scores, -1e9))
+    return jnp.einsum("bhts,bshk->bthk", weights, key)
+
+
+def _two_seeds():
+    generator = np.random.default_rng(0)
+    sizes = {"table": (9, 4), "q": (4, 2, 3), "k": (4, 2, 3)}
+    return [
+        {name: generator.normal(size=size) for name, size in sizes.items()}
+        for _ in range(2)
+    ]
+
+
+def _divergences(pair, tokens):
+    """Returns the divergences `[2, 2]` of the heads of two seeds for tokens `[T]`."""
+    weights = []
+    for params in pair:
+        x = params["table"][tokens]
+        query, key = (np.einsum("td,dhk->htk", x, params[name]) for name in "qk")
+        exps = np.exp(query @ key.swapaxes(1, 2))
+        weights.append(exps / exps.sum(-1, keepdims=True))
+    one, other = weights[0][:, None], weights[1][None]
+    middle = (one + other) / 2
+    rises = (one * np.log(one / middle) + other * np.log(other / middle)) / 2
+    return rises.sum(-1).mean(-1)
+
+
+def _matched(pair, batches):
+    model = models.of_function(_keys_masked)
+    pair = [jax.tree.map(np.float32, params) for params in pair]
+    examples = [
+        tasks.Example(x, x, np.float32(mask), others={"attention_mask": mask})
+        for x, mask in batches
+    ]
+    return heads.match((model, pair[0]), (model, pair[1]), examples)
+
+
+def test_padding_is_in_no_divergence_of_a_function_that_masks_only_keys():
+    pair, row = _two_seeds(), np.array([1, 3, 2])
+    tokens = np.stack([[*row, 0, 0], [0, 0, *row]])
+    found = _matched(pair, [(tokens, 1 * (tokens > 0))])
+    wanted = _divergences(pair, row)[found.first[:, 1], found.second[:, 1]]
+    np.testing.assert_allclose(found.divergence, wanted, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_each_example_counts_once_in_batches_of_unequal_size():
+    pair = _two_seeds()
+    rows = np.random.default_rng(1).integers(0, 9, (4, 3))
+    found = _matched(pair, [(x, np.ones_like(x)) for x in (rows[:3], rows[3:])])
+    wanted = np.mean([_divergences(pair, row) for row in rows], 0)
+    wanted = wanted[found.first[:, 1], found.second[:, 1]]
+    np.testing.assert_allclose(found.divergence, wanted, atol=1e-6)
+
+
 @pytest.mark.slow
 def test_devices_that_share_examples_need_not_meet_to_count():
     # `heads.roles` is the function.
