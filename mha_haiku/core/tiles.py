@@ -298,14 +298,18 @@ def known(array: Any) -> np.ndarray | None:
     return None if isinstance(array, core.Tracer) else np.asarray(array)
 
 
-def integers(name: str, value: Any, low: int | None = 0) -> Array | np.ndarray:
-    """Checks that `value` holds integers of at least `low`; returns an array."""
+def integers(
+    name: str, value: Any, low: int | None = 0, high: int | None = None
+) -> Array | np.ndarray:
+    """Checks that `value` holds integers from `low` to `high`; returns an array."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers, got {array.dtype}.")
     numbers = known(array)
     if low is not None and numbers is not None and (numbers < low).any():
         raise ValueError(f"{name} must be at least {low}, got {numbers.min()}.")
+    if high is not None and numbers is not None and (numbers > high).any():
+        raise ValueError(f"{name} must be at most {high}, got {numbers.max()}.")
     return array
 
 
