@@ -339,14 +339,13 @@ def check_axes(name: str, array: ArrayLike, wanted: tuple, axes: str) -> None:
         )
 
 
-def checked_first(first_query: Any) -> int | Array:
+def checked_first(first: Any, name: str = "first_query") -> int | Array:
     """Checks the position of the first query: an integer, or a traced scalar array."""
-    known_ = known(first_query)
+    known_ = known(first)
     if known_ is not None:
-        return checks.non_negative_integer("first_query", known_.tolist())
-    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
+        return checks.non_negative_integer(name, known_.tolist())
+    if first.ndim or not jnp.issubdtype(first.dtype, jnp.integer):
         raise ValueError(
-            f"first_query must be one integer, got {first_query.dtype} of shape "
-            f"{first_query.shape}."
+            f"{name} must be one integer, got {first.dtype} of shape {first.shape}."
         )
-    return first_query
+    return first

@@ -239,7 +239,7 @@ class Prompt:
         """Attends as `attention.attend`, padding masked; also returns the cache.
 
         Padding may be wider than the cache. Lengths are not checked while they are
-        traced: of a longer prompt the cache then lacks the last tokens.
+        traced: a prompt that does not fit then gives a cache that is not right.
 
         Raises:
           ValueError: If lengths are known not to be from 1 to P, or to the size of a
