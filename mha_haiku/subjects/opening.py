@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mha_haiku import interop
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, models, sites
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import computing, conversion, encoding, imported_runs, observers
@@ -208,8 +208,7 @@ def wrap(
     takes_lengths = has_others or "lengths" in parameters
     codec = codec._replace(knows_lengths=takes_lengths, parameters=parameters)
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
-    arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
+    arrays = jax.tree.map(lambda x: x if sites.is_array(x) else None, params)
 
     @functools.wraps(function)
     def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:

@@ -431,6 +431,19 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+def test_parameters_that_are_no_arrays_stay_what_they_are(foreign):
+    def function(params, tokens):
+        named = dict(zip(params["names"].tolist(), params["arrays"], strict=True))
+        return _by_hand(named, tokens) if params["number"] == 2 else None
+
+    names, arrays = zip(*foreign.params.items(), strict=True)
+    params = {"names": np.array(names), "arrays": arrays, "number": np.int64(2)}
+    inputs = np.asarray(foreign.batches[0].inputs)
+    ablated = mh.wrap(function, params).ablated((0, 1)).logits(inputs)
+    cut = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
+    np.testing.assert_allclose(ablated, _by_hand(cut, inputs), atol=1e-5)
+
+
 _OF_EXAMPLES = {
     "statistics": lambda x, n: x.statistics(n).numbers["entropy"].mean,
     "importance": lambda x, n: x.importance("ablation", n).per_example,

@@ -209,22 +209,23 @@ def _surveyed(
 def _parted(tree: Any) -> tuple[list, Callable]:
     """Splits a tree into its arrays and a function that replaces them."""
     leaves, structure = jax.tree.flatten(tree)
-    is_array = [_is_array(x) for x in leaves]
-    arrays = list(itertools.compress(leaves, is_array))
+    are_arrays = [is_array(x) for x in leaves]
+    arrays = list(itertools.compress(leaves, are_arrays))
     rest = [
-        None if is_given else x for x, is_given in zip(leaves, is_array, strict=True)
+        None if is_given else x for x, is_given in zip(leaves, are_arrays, strict=True)
     ]
 
     def whole(arrays: Iterable) -> Any:
         arrays = iter(arrays)
-        parts = zip(rest, is_array, strict=True)
+        parts = zip(rest, are_arrays, strict=True)
         parts = [next(arrays) if is_given else x for x, is_given in parts]
         return jax.tree.unflatten(structure, parts)
 
     return arrays, whole
 
 
-def _is_array(x: Any) -> bool:
+def is_array(x: Any) -> bool:
+    """Tells whether an argument of a function is traced; others are static."""
     # A NumPy scalar is treated like a Python number, on which a program may branch.
     if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False
