@@ -656,6 +656,24 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
             mh.wrap(other)
 
 
+def test_features_of_one_example_without_an_axis_of_them_are_refused():
+    def function(params, x):
+        mixed = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x))
+        return jnp.einsum("bts,bsd,de->bte", mixed, x, params)
+
+    subject = mh.wrap(function, np.ones((3, 2), np.float32))
+    x = np.ones((5, 3), np.float32)
+    with pytest.raises(
+        ValueError, match=r"inputs must be \[B, T, D\] .* \(5, 3\), with"
+    ):
+        subject.logits(x)
+    with pytest.raises(TypeError, match="rows of lists are tokens.*, got float32"):
+        subject.logits(list(x))
+    assert subject.logits(x[None]).shape == (1, 5, 2)
+    with pytest.raises(ValueError, match="^Einstein"):  # what else it says is its own
+        subject.logits(np.ones((5, 3), int))
+
+
 @pytest.mark.slow
 def test_attention_outside_of_all_modules_is_a_part_of_a_function():
     """Its sites have no path: "map" and "heads"."""
