@@ -298,14 +298,18 @@ def known(array: Any) -> np.ndarray | None:
     return None if isinstance(array, core.Tracer) else np.asarray(array)
 
 
-def integers(name: str, value: Any, low: int | None = 0) -> Array | np.ndarray:
-    """Checks that `value` holds integers of at least `low`; returns an array."""
+def integers(
+    name: str, value: Any, low: int | None = 0, high: int | None = None
+) -> Array | np.ndarray:
+    """Checks that `value` holds integers from `low` to `high`; returns an array."""
     array = value if isinstance(value, jax.Array) else np.asarray(value)
     if not jnp.issubdtype(array.dtype, jnp.integer):
         raise ValueError(f"{name} must be integers, got {array.dtype}.")
     numbers = known(array)
     if low is not None and numbers is not None and (numbers < low).any():
         raise ValueError(f"{name} must be at least {low}, got {numbers.min()}.")
+    if high is not None and numbers is not None and (numbers > high).any():
+        raise ValueError(f"{name} must be at most {high}, got {numbers.max()}.")
     return array
 
 
@@ -335,14 +339,13 @@ def check_axes(name: str, array: ArrayLike, wanted: tuple, axes: str) -> None:
         )
 
 
-def checked_first(first_query: Any) -> int | Array:
+def checked_first(first: Any, name: str = "first_query") -> int | Array:
     """Checks the position of the first query: an integer, or a traced scalar array."""
-    known_ = known(first_query)
+    known_ = known(first)
     if known_ is not None:
-        return checks.non_negative_integer("first_query", known_.tolist())
-    if first_query.ndim or not jnp.issubdtype(first_query.dtype, jnp.integer):
+        return checks.non_negative_integer(name, known_.tolist())
+    if first.ndim or not jnp.issubdtype(first.dtype, jnp.integer):
         raise ValueError(
-            f"first_query must be one integer, got {first_query.dtype} of shape "
-            f"{first_query.shape}."
+            f"{name} must be one integer, got {first.dtype} of shape {first.shape}."
         )
-    return first_query
+    return first

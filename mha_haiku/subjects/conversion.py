@@ -355,9 +355,15 @@ def _batch(codec: encoding.Codec, inputs: Any) -> tuple[tasks.Example, bool]:
 
 
 def _of_rows(rows: Sequence[Any]) -> tasks.Example:
-    rows = [np.asarray(row, np.int32) for row in rows]
+    rows = [np.asarray(row) for row in rows]
     if not all(map(len, rows)):
         raise ValueError("inputs must not be empty.")
+    other = next((row.dtype for row in rows if row.dtype.kind not in "iu"), None)
+    if other is not None:
+        raise TypeError(
+            "inputs must be an array [B, T, D] if they are features; rows of lists are "
+            f"tokens, which are integers, got {other}."
+        )
     tokens, lengths = padded(rows)
     return example(tokens, None if (lengths == tokens.shape[1]).all() else lengths)
 

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mha_haiku import interop
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, models, sites
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import computing, conversion, encoding, imported_runs, observers
@@ -212,8 +212,7 @@ def wrap(
     takes_lengths = has_others or "lengths" in parameters
     codec = codec._replace(knows_lengths=takes_lengths, parameters=tuple(parameters))
     # Modules of Equinox also have leaves such as activations; only arrays are traced.
-    is_array = lambda x: hasattr(x, "shape") and hasattr(x, "dtype")  # noqa: E731
-    arrays = jax.tree.map(lambda x: x if is_array(x) else None, params)
+    arrays = jax.tree.map(lambda x: x if sites.is_array(x) else None, params)
 
     @functools.wraps(function)
     def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:
@@ -228,7 +227,17 @@ def wrap(
             params,
             is_leaf=lambda x: x is None,
         )
-        return function(whole, inputs, **given)
+        try:
+            return function(whole, inputs, **given)
+        except (TypeError, ValueError, IndexError) as error:
+            # Numbers [B, T] may be sound, or features [T, D] by mistake.
+            if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
+                raise
+            raise ValueError(
+                f"inputs must be [B, T, D] if they are features, got {inputs.dtype} of "
+                f"shape {inputs.shape}, with which {model.description} fails: {error}\n"
+                "Features of one example are given as inputs[None]."
+            ) from error
 
     model = models.of_function(of_arrays)
     subject = Subject(

@@ -431,6 +431,19 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+def test_parameters_that_are_no_arrays_stay_what_they_are(foreign):
+    def function(params, tokens):
+        named = dict(zip(params["names"].tolist(), params["arrays"], strict=True))
+        return _by_hand(named, tokens) if params["number"] == 2 else None
+
+    names, arrays = zip(*foreign.params.items(), strict=True)
+    params = {"names": np.array(names), "arrays": arrays, "number": np.int64(2)}
+    inputs = np.asarray(foreign.batches[0].inputs)
+    ablated = mh.wrap(function, params).ablated((0, 1)).logits(inputs)
+    cut = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
+    np.testing.assert_allclose(ablated, _by_hand(cut, inputs), atol=1e-5)
+
+
 _OF_EXAMPLES = {
     "statistics": lambda x, n: x.statistics(n).numbers["entropy"].mean,
     "importance": lambda x, n: x.importance("ablation", n).per_example,
@@ -641,6 +654,24 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
     for other in (3, None, {"w": np.ones(3)}):
         with pytest.raises(TypeError, match="function must be a function"):
             mh.wrap(other)
+
+
+def test_features_of_one_example_without_an_axis_of_them_are_refused():
+    def function(params, x):
+        mixed = jax.nn.softmax(jnp.einsum("btd,bsd->bts", x, x))
+        return jnp.einsum("bts,bsd,de->bte", mixed, x, params)
+
+    subject = mh.wrap(function, np.ones((3, 2), np.float32))
+    x = np.ones((5, 3), np.float32)
+    with pytest.raises(
+        ValueError, match=r"inputs must be \[B, T, D\] .* \(5, 3\), with"
+    ):
+        subject.logits(x)
+    with pytest.raises(TypeError, match="rows of lists are tokens.*, got float32"):
+        subject.logits(list(x))
+    assert subject.logits(x[None]).shape == (1, 5, 2)
+    with pytest.raises(ValueError, match="^Einstein"):  # what else it says is its own
+        subject.logits(np.ones((5, 3), int))
 
 
 @pytest.mark.slow

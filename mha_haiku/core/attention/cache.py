@@ -83,12 +83,19 @@ class Cache:
         The new key, None with a source, is added to the cache first. Without a source
         the mask must hide positions later than the query's, as causal masks do: their
         slots may hold any finite number. `first_query` is at most one after the last
-        position written; use `jax.vmap` for examples at different positions.
-        `implementation` is ignored: one row of scores is always computed whole.
+        position written, and below W unless slots are a ring buffer; use `jax.vmap` for
+        examples at different positions. While it is traced, also by `jax.vmap`, it is
+        not checked: from W on the new key overwrites the last slot, so that neither
+        the results nor the cache are right. `implementation` is ignored: one row of
+        scores is always computed whole.
 
         Returns:
           Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
           whose keys are in the order of their positions, and the cache.
+
+        Raises:
+          ValueError: If there are several queries, shapes do not fit, or `first_query`
+            is known to be beyond the slots.
         """
         del implementation
         if query.shape[-3] != 1:
@@ -97,7 +104,13 @@ class Cache:
             )
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)
-        position = weighting.origin.query
+        position = tiles.checked_first(weighting.origin.query)
+        is_bounded = not (self.is_ring or self.is_source)
+        if is_bounded and isinstance(position, int) and position >= num_slots:
+            raise ValueError(
+                f"first_query must be below {num_slots}, the size of the cache, got "
+                f"{position}."
+            )
         rows, slots, first = tiles.Span(position, 1), tiles.Span(0, num_slots), 0
         if self.is_ring:
             first = jnp.maximum(position - num_slots + 1, 0)  # the first with a slot
@@ -197,6 +210,7 @@ class Prompt:
     """
 
     # `[B...]`, at least 1: the lengths of the prompts; later positions are padding.
+    # At most `size`, unless the cache is a ring buffer; not checked while traced.
     lengths: Array
     size: int = tiles.static()  # the positions that the text may grow to
     # How many earlier positions a query sees; None if all.
@@ -222,13 +236,23 @@ class Prompt:
         *,
         implementation: str | Callable = "auto",
     ) -> tuple[Array, attention_map.AttentionMap, Cache]:
-        """Attends as `attention.attend`, padding masked; also returns the cache."""
-        values, whole = implementations.attend_within(
-            query, key, value, weighting, implementation=implementation
-        )
+        """Attends as `attention.attend`, padding masked; also returns the cache.
+
+        Padding may be wider than the cache. Lengths are not checked while they are
+        traced: a prompt that does not fit then gives a cache that is not right.
+
+        Raises:
+          ValueError: If lengths are known not to be from 1 to P, or to the size of a
+            cache that is no ring buffer.
+        """
         slots = self.size
         if self.window is not None:
             slots = min(self.window + 1, self.size)
+        if not self.is_source:
+            self._check_lengths(key.shape[-3], is_ring=slots < self.size)
+        values, whole = implementations.attend_within(
+            query, key, value, weighting, implementation=implementation
+        )
         if self.is_source:
             key, value = jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2)
             cache = Cache(key, value, is_source=True)
@@ -240,6 +264,15 @@ class Prompt:
                 is_ring=slots < self.size,
             )
         return values, whole, cache
+
+    def _check_lengths(self, num_positions: int, *, is_ring: bool):
+        lengths = tiles.integers("lengths", self.lengths, 1, num_positions)
+        known = None if is_ring else tiles.known(lengths)
+        if known is not None and (known > self.size).any():
+            raise ValueError(
+                f"lengths must be at most {self.size}, the size of the cache, got "
+                f"{known.max()}."
+            )
 
     def _in_slots(self, x: Array, slots: int) -> Array:
         """Moves `[B..., P, H, K]` to slots `[B..., H, W, K]`, 0 beyond the prompt."""

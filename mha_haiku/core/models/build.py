@@ -50,13 +50,13 @@ class Decoding(NamedTuple):
         source_lengths=None) -> (logits, cache)`. Prompts are tokens `[B, P]`, of
         lengths `[B]`; the logits `[B, C]` follow their last tokens. A text may grow to
         `max_length` positions, S_max. For a source see `decoding.generate`. ValueError
-        if prompts, source or `max_length` do not fit.
+        if prompts, lengths, source or `max_length` do not fit.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
-        put at the cache's positions; ValueError if it is full. The maps, one per layer,
-        are `(B, H, 1, S_max)`, or only have the keys within a window; maps of an
-        encoder are omitted. Examples may be at different positions, so a map is batched
-        by vmap: `jax.vmap(lambda row: row.weights())(maps[0])`; sites have the value of
-        one example.
+        put at the cache's positions; ValueError if it is full, unless positions are
+        traced. The maps, one per layer, are `(B, H, 1, S_max)`, or only have the keys
+        within a window; maps of an encoder are omitted. Examples may be at different
+        positions, so a map is batched by vmap: `jax.vmap(lambda row:
+        row.weights())(maps[0])`; sites have the value of one example.
       prepare: Converts the parameters to a form that is faster for both. Converting
         them twice changes nothing.
       num_tokens: The vocabulary.
@@ -363,12 +363,14 @@ def _decoding(
         source_lengths: Array | None = None,
     ) -> tuple[Array, DecodingCache]:
         checks.integer_in("max_length", max_length, 1, longest)
-        prompts, lengths = jnp.asarray(prompts), jnp.asarray(lengths)
+        prompts = jnp.asarray(prompts)
         if prompts.ndim != 2 or not 1 <= prompts.shape[1] <= max_length:
             raise ValueError(
                 "prompts must be [B, P] with P from 1 to max_length = "
                 f"{max_length}, got shape {prompts.shape}."
             )
+        lengths = tiles.integers("lengths", lengths, 1, prompts.shape[1])
+        lengths = jnp.asarray(lengths)
         check_source(has_source, source, source_lengths)
         windows = parts.windows(config)
         if has_source:

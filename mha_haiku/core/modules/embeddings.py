@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mha_haiku.core import positions
+from mha_haiku.core import positions, tiles
 
 if TYPE_CHECKING:
     from mha_haiku.core.models.architecture import EmbeddingConfig
@@ -112,14 +112,19 @@ class LearnedPositions(hk.Module):
     def __call__(self, x: Array, first: int | Array = 0) -> Array:
         """Adds to `x` `[..., T, D]` the vectors of the positions that start at `first`.
 
+        A traced `first` is not checked: beyond the last positions it means these.
+
         Raises:
-          ValueError: If there are more tokens than positions.
+          ValueError: If there are more tokens than positions, or `first` is no integer
+            of at least 0.
         """
         length, size = x.shape[-2:]
-        if length > self.max_length:
+        first = tiles.checked_first(first, "first")
+        start = first if isinstance(first, int) else 0
+        if start + length > self.max_length:
             raise ValueError(
                 f"there are only learned positions for {self.max_length} tokens, got "
-                f"{length}."
+                f"{length} from first = {start} on."
             )
         init = hk.initializers.RandomNormal(0.02)
         table = hk.get_parameter("positions", (self.max_length, size), x.dtype, init)

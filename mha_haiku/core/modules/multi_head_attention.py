@@ -50,7 +50,9 @@ class CachedModule(hk.Module):
         as in a call; masks are passed by keyword.
 
         Raises:
-          ValueError: If `is_training` or a `dropout_rate` is given.
+          ValueError: If `is_training` or a `dropout_rate` is given, or the token or the
+            prompts are known not to fit into the cache; see `attention.Cache.attend`
+            for what is traced.
         """
         for name in ("is_training", "dropout_rate"):
             if options.get(name):

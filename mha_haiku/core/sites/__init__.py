@@ -6,7 +6,14 @@ grad and scan.
 """
 
 from mha_haiku.core.marking import SEEN, Facet, faceted, site
-from mha_haiku.core.sites.looking import Sites, edit, look, show_stream, sites
+from mha_haiku.core.sites.looking import (
+    Sites,
+    edit,
+    is_array,
+    look,
+    show_stream,
+    sites,
+)
 from mha_haiku.core.sites.program import Resume
 from mha_haiku.core.sites.surveying import numbered_by_layer
 
@@ -17,6 +24,7 @@ __all__ = [
     "Sites",
     "edit",
     "faceted",
+    "is_array",
     "look",
     "numbered_by_layer",
     "show_stream",

@@ -3,7 +3,9 @@
 import collections
 import difflib
 import functools
+import gc
 import itertools
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,9 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from haiku._src import base as haiku_base
 from haiku._src import stateful
+from jax import core
 
 from mha_haiku.core import display
 from mha_haiku.core.sites import program, surveying
+
+# What an object refers to without holding its values.
+_NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
 
 
 def look(
@@ -43,6 +49,8 @@ def look(
     Raises:
       ValueError: From the returned function, if a pattern matches no site, or a site
         whose value cannot be returned.
+      TypeError: From the returned function, if it returns arrays inside of a class that
+        JAX does not know.
 
     Example:
       >>> def f(x):
@@ -81,6 +89,8 @@ def edit(
     Raises:
       ValueError: From the returned function, if a pattern matches no site or a
         read-only site, or a change returns another shape.
+      TypeError: From the returned function, if it returns arrays inside of a class that
+        JAX does not know.
 
     Example:
       >>> def f(x):
@@ -174,7 +184,8 @@ def _walk(
     strict: bool,
     shows_stream: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
-    survey, leaves, outputs_of = _surveyed(function, args, kwargs, shows_stream)
+    survey, leaves, rest, outputs_of = _surveyed(function, args, kwargs, shows_stream)
+    _refuse_hidden(rest)
     _match(survey, reads, edits, strict)
     outputs, seen = program.run(survey.top, leaves)
     # JAX keeps the order of no other dict.
@@ -189,42 +200,73 @@ def _walk(
 
 def _surveyed(
     function: Callable, args: tuple, kwargs: dict[str, Any], shows_stream: bool = False
-) -> tuple[surveying.Survey, list, Callable]:
-    """Traces a function; returns its survey, its arrays, and how to make its output."""
+) -> tuple[surveying.Survey, list, list, Callable]:
+    """Traces a function; returns its survey, its arrays, and how to make its output.
+
+    Before the last come the leaves of the output that are no arrays.
+    """
     # Other leaves, such as a flag or the activation of an Equinox module, are static.
-    arrays, arguments_of = _parted((args, kwargs))
-    outputs_of: list[Callable] = []
+    arrays, _, arguments_of = _parted((args, kwargs))
+    outputs: list[tuple[list, Callable]] = []
 
     def flat(*arrays):
         args, kwargs = arguments_of(arrays)
-        results, whole = _parted(function(*args, **kwargs))
-        outputs_of.append(whole)
+        results, rest, whole = _parted(function(*args, **kwargs))
+        outputs.append((rest, whole))
         return results
 
     closed = jax.make_jaxpr(flat)(*arrays)
     survey = surveying.Survey(closed, shows_stream=shows_stream)
-    return survey, arrays, outputs_of[-1]
+    return survey, arrays, *outputs[-1]
 
 
-def _parted(tree: Any) -> tuple[list, Callable]:
-    """Splits a tree into its arrays and a function that replaces them."""
+def _parted(tree: Any) -> tuple[list, list, Callable]:
+    """Splits a tree into its arrays, its other leaves, and a function that joins both.
+
+    The other leaves have None in the places of arrays.
+    """
     leaves, structure = jax.tree.flatten(tree)
-    is_array = [_is_array(x) for x in leaves]
-    arrays = list(itertools.compress(leaves, is_array))
+    are_arrays = [is_array(x) for x in leaves]
+    arrays = list(itertools.compress(leaves, are_arrays))
     rest = [
-        None if is_given else x for x, is_given in zip(leaves, is_array, strict=True)
+        None if is_given else x for x, is_given in zip(leaves, are_arrays, strict=True)
     ]
 
     def whole(arrays: Iterable) -> Any:
         arrays = iter(arrays)
-        parts = zip(rest, is_array, strict=True)
+        parts = zip(rest, are_arrays, strict=True)
         parts = [next(arrays) if is_given else x for x, is_given in parts]
         return jax.tree.unflatten(structure, parts)
 
-    return arrays, whole
+    return arrays, rest, whole
 
 
-def _is_array(x: Any) -> bool:
+def _refuse_hidden(leaves: list):
+    """Raises TypeError if a leaf that is no array holds values of the trace."""
+    for leaf in leaves:
+        if _holds_tracer(leaf):
+            name = type(leaf).__qualname__
+            raise TypeError(
+                f"function must return arrays in classes that JAX knows, got {name} "
+                "with some inside: register the class, by "
+                f"jax.tree_util.register_dataclass({name}) if it is a dataclass, else "
+                "by jax.tree_util.register_pytree_node."
+            )
+
+
+def _holds_tracer(x: Any) -> bool:
+    found, seen = [x], set()
+    for each in found:
+        if isinstance(each, core.Tracer):
+            return True
+        if id(each) not in seen and not isinstance(each, _NO_HOLDERS):
+            seen.add(id(each))
+            found += gc.get_referents(each)  # attributes, slots, entries of containers
+    return False
+
+
+def is_array(x: Any) -> bool:
+    """Tells whether an argument of a function is traced; others are static."""
     # A NumPy scalar is treated like a Python number, on which a program may branch.
     if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
         return False

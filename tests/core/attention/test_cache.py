@@ -185,6 +185,50 @@ def test_what_a_cache_does_not_take_is_refused(count, given, message):
         )
 
 
+@pytest.mark.parametrize(("size", "is_ring"), [(4, False), (5, True)])
+def test_a_text_has_room_for_the_size_of_its_cache(size, is_ring):
+    mask = masks.window(3, 0)  # a ring buffer of 4 slots has no end
+    allowed = (DISTANCE >= 0) & (DISTANCE <= 3)
+    wanted = oracles.attention(QUERY[0], KEY[0], VALUE[0], allowed=allowed).values
+    prompt = attention.Prompt(np.array(size - 1), size, 3)  # in S positions, padded
+    parts = QUERY[0], KEY[0], VALUE[0]
+
+    @jax.jit
+    def start():
+        return prompt.attend(*parts, attention.Weighting(mask))[-1]
+
+    @functools.partial(jax.jit, static_argnames="t")
+    def step(cache, t):
+        weighting = attention.Weighting(mask, origin=tiles.Origin(t))
+        own = [x[t : t + 1] for x in parts]
+        values, row, cache = cache.attend(*own, weighting)
+        return values[0] - wanted[t], row.weights().sum(-1) - 1, cache
+
+    *errors, cache = step(start(), size - 1)
+    if is_ring:
+        *errors, _ = step(cache, size)
+    else:
+        with pytest.raises(ValueError, match="first_query must be below 4, .*, got 4"):
+            step(cache, size)
+    for error in errors:
+        np.testing.assert_allclose(error, 0, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "message"),
+    [
+        ([2, 5, 3], "lengths must be at most 4, the size of the cache, got 5"),
+        ([2, P + 1, 3], f"lengths must be at most {P}, got {P + 1}"),
+        ([2, 0, 3], "lengths must be at least 1, got 0"),
+    ],
+)
+def test_a_prompt_that_does_not_fit_is_refused(lengths, message):
+    prompt = attention.Prompt(jnp.array(lengths), 4)
+    weighting = attention.Weighting(masks.causal())
+    with pytest.raises(ValueError, match=message):
+        prompt.attend(*_prompt(QUERY, KEY, VALUE), weighting)
+
+
 def test_what_stands_in_unwritten_slots_changes_no_bit():
     *_, cache = _prefilled(masks.causal())
     is_free = np.arange(S) >= LENGTHS[:, None]

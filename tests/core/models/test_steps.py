@@ -254,7 +254,7 @@ def test_edits_and_looks_hold_in_steps():
 def test_a_full_cache_takes_no_more():
     model = _build()
     params = _parameters(model.init)
-    _, cache = model.decoding.prefill(params, TOKENS[:, :3], LENGTHS, max_length=5)
+    _, cache = model.decoding.prefill(params, TOKENS[:, :P], LENGTHS, max_length=5)
     with pytest.raises(ValueError, match="room for max_length = 5 tokens"):
         model.decoding.step(params, TOKENS[:, 0], cache)
 
@@ -263,6 +263,7 @@ def test_prompts_must_fit():
     decoding = _build().decoding
     for prompts, length, message in (
         (TOKENS[:, :6], 5, "prompts must be .* max_length = 5, got shape .3, 6."),
+        (TOKENS[:, :4], 5, "lengths must be at most 4, got 5"),
         (TOKENS[:, :0], 5, "prompts must be"),
         (TOKENS[:, :3], S + 1, f"max_length must be an integer from 1 to {S}, got"),
     ):

@@ -46,6 +46,20 @@ def test_more_tokens_than_learned_positions_are_refused(normal):
         model.init(jax.random.key(0), normal(B, T, D))
 
 
+@pytest.mark.parametrize("kind", [int, np.int64, jnp.int32])
+def test_learned_positions_start_at_the_first_and_end_with_the_table(kind, normal):
+    model = hk.transform(lambda x, first: modules.LearnedPositions(5)(x, first))
+    params, x = {"learned_positions": {"positions": normal(5, D)}}, normal(B, T, D)
+    wanted = x + params["learned_positions"]["positions"][2:]
+    assert_equal(model.apply(params, None, x, kind(2)), wanted)
+    for first, message in (
+        (3, "positions for 5 tokens, got 3 from first = 3"),
+        (-1, "first must be an integer of at least 0, got -1"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            model.apply(params, None, x, kind(first))
+
+
 @pytest.mark.parametrize("bidirectional", [False, True])
 def test_relative_positions_learn_from_the_distances_that_occur(
     bidirectional, normal, random_parameters

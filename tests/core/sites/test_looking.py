@@ -1,6 +1,8 @@
 """Look and edit, on programs small enough to write both sides by hand."""
 
+import dataclasses
 import functools
+from typing import Any
 
 import chex
 import equinox
@@ -326,6 +328,32 @@ def test_what_is_no_array_stays_what_it_is():
     (output, label), _ = looked(X, is_squared=True, activation=jnp.tanh)
     np.testing.assert_allclose(output, jnp.tanh(X) ** 2, rtol=1e-5, atol=1e-5)
     assert label == "label"
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class _Pair:
+    first: Any
+    second: Any = 1.0
+
+
+@pytest.mark.parametrize("keep", [_Pair, lambda x: [_Pair({"x": (x,)})]])
+def test_arrays_in_a_class_that_jax_does_not_know_are_refused(keep):
+    def function(x):
+        return keep(sites.site("hidden", x))
+
+    assert list(sites.sites(function, X)) == ["hidden"]
+    reading = sites.look(function, ["hidden"])
+    for run in reading, sites.edit(function, {"hidden": jnp.cos}):
+        with pytest.raises(TypeError, match=r"got _Pair .*register_dataclass\(_Pair"):
+            run(X)
+
+
+def test_an_object_without_arrays_of_the_function_is_returned_as_it_is():
+    given = _Pair(X, {1: jax.jit(jnp.cos), "two": layer})
+    looked = sites.look(lambda x: (sites.site("hidden", -x), given), ["hidden"])
+    (output, found), _ = looked(X)
+    assert found is given
+    np.testing.assert_array_equal(output, -X)
 
 
 @pytest.mark.parametrize("flag", [True, np.True_, np.str_("yes")])
