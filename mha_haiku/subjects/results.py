@@ -54,9 +54,8 @@ class Result(abc.ABC):
           ConfigError: If a file cannot be written.
           ValueError: If nothing of this result has the path's suffix.
         """
-        is_folder = os.fspath(path).endswith(("/", os.sep))
-        path = checks.as_path(path)
-        if is_folder or not path.suffix or path.is_dir():
+        is_folder, path = checks.is_folder(path), checks.as_path(path)
+        if is_folder or not path.suffix:
             return self._write_all(path, formats)
         writers = self._writers()
         offered = [*writers, *(f".{kind}" for kind in drawing.known_formats())]
