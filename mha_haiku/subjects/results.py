@@ -38,7 +38,7 @@ class Result(abc.ABC):
         return self.table().text()
 
     def save(
-        self, path: str | os.PathLike, formats: Sequence[str] = ("png",)
+        self, path: str | os.PathLike, formats: str | Sequence[str] = ("png",)
     ) -> list[Path]:
         """Writes the table as .csv and the picture in each format; returns the paths.
 
@@ -48,32 +48,33 @@ class Result(abc.ABC):
           path: A folder, for all files; or one file, whose suffix says what is written:
             the table for .csv, a format of matplotlib for the picture. A path that ends
             with a slash is a folder.
-          formats: Formats of the pictures in a folder.
+          formats: Formats of the pictures in a folder, or one of them.
 
         Raises:
           ConfigError: If a file cannot be written.
-          ValueError: If nothing of this result has the path's suffix.
+          ValueError: If nothing of this result has the path's suffix, or matplotlib
+            lacks a format; then nothing is written.
         """
         is_folder, path = checks.is_folder(path), checks.as_path(path)
         if is_folder or not path.suffix:
             return self._write_all(path, formats)
-        writers = self._writers()
+        writers, suffix = self._writers(), path.suffix.lower()
         offered = [*writers, *(f".{kind}" for kind in drawing.known_formats())]
-        if path.suffix not in offered:
+        if suffix not in offered:
             raise ValueError(
                 "path must be a folder, or a file that ends with one of "
                 f"{', '.join(offered)}; got {str(path)!r}. A folder with a dot in its "
                 "name ends with a slash."
             )
-        if path.suffix in writers:
-            return [writers[path.suffix](path)]
-        return write_pictures(path, self.picture, [path.suffix[1:]])
+        write = writers.get(suffix, functools.partial(_write_picture, self.picture))
+        return [write(path)]
 
     def _writers(self) -> dict[str, Callable[[Path], Path]]:
         """Returns what writes a file, by its suffix, but for pictures."""
         return {".csv": lambda path: files.write(path, self.table().csv())}
 
-    def _write_all(self, folder: Path, formats: Sequence[str]) -> list[Path]:
+    def _write_all(self, folder: Path, formats: str | Sequence[str]) -> list[Path]:
+        formats = drawing.formats_of(formats)
         table, *others = self._writers().items()
         path = folder / f"{self.file_name}.csv"
         written = [table[1](path), *write_pictures(path, self.picture, formats)]
@@ -95,15 +96,18 @@ class HeadResult(Heads, Result):
 
 
 def write_pictures(
-    path: Path, picture: Callable[[], "Figure"], formats: Sequence[str]
+    path: Path, picture: Callable[[], "Figure"], formats: str | Sequence[str]
 ) -> list[Path]:
     """Draws a picture in each format, with its suffix; none without matplotlib."""
+    formats = drawing.formats_of(formats)
     if not drawing.is_possible():
         return []
-    return [
-        files.write(path.with_suffix(f".{kind}"), drawing.content(picture, kind))
-        for kind in formats
-    ]
+    return [_write_picture(picture, path.with_suffix(f".{kind}")) for kind in formats]
+
+
+def _write_picture(picture: Callable[[], "Figure"], path: Path) -> Path:
+    """Draws a picture in the format that the path's suffix names."""
+    return files.write(path, drawing.content(picture, path.suffix[1:].lower()))
 
 
 def command(script: str, root: str | os.PathLike) -> str:

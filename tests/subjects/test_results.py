@@ -51,6 +51,26 @@ def test_a_result_of_somebody_is_shown_and_drawn():
     assert found.plot().get_suptitle() == mh.plot(found).get_suptitle() == found.title
 
 
+def test_formats_are_one_or_several_in_any_case(tmp_path):
+    found = Sizes()
+    paths = found.save(tmp_path / "one", "svg") + found.save(tmp_path, ["PNG", "pdf"])
+    paths += found.save(tmp_path / "its.SVG") + found.save(tmp_path / "its.CSV")
+    names = ["sizes.csv", "sizes.svg", "sizes.csv", "sizes.png", "sizes.pdf"]
+    assert [path.name for path in paths] == [*names, "its.SVG", "its.CSV"]
+    assert paths[-2].read_bytes() == paths[1].read_bytes()
+    assert paths[-1].read_bytes() == paths[0].read_bytes()
+    assert paths[4].read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("formats", ["bmp", ("png", "p"), ["svg", 3], ".png"])
+def test_nothing_is_written_if_a_format_is_unknown(formats, tmp_path):
+    with pytest.raises(ValueError, match=r"formats must be one of .*pdf, .*; got "):
+        Sizes().save(tmp_path / "new", formats)
+    with pytest.raises(ValueError, match="formats must be one of"):
+        results.write_pictures(tmp_path / "x.png", Sizes().picture, formats)
+    assert not any(tmp_path.iterdir())
+
+
 def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
     found = four_letters.roles()
     paths = found.save(tmp_path)
