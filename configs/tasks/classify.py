@@ -50,6 +50,7 @@ class Classify(labeled_texts.LabeledTexts):
         "a CSV or TSV file with the columns text and label; empty: expressions of "
         "Python's library, by their outermost operation",
         section="data",
+        is_path=True,
     )
 
     @functools.cached_property

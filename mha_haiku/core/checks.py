@@ -57,6 +57,12 @@ def as_path(value: str | os.PathLike) -> Path:
         raise ConfigError(f"{str(value)!r}: no user of that name has a home.") from None
 
 
+def is_folder(path: str | os.PathLike) -> bool:
+    """Checks whether a path ends with a slash, or is that of a folder."""
+    is_named = os.fspath(path).endswith(("/", os.sep))
+    return is_named or as_path(path).is_dir()
+
+
 def text_of(path: str | os.PathLike, name: str | os.PathLike) -> str:
     r"""Reads a UTF-8 text file, called `name` in messages, whose lines end in `\n`.
 

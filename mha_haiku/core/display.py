@@ -59,11 +59,12 @@ def save(
       path: A folder, for all files; or one file, whose suffix says what is written:
         the table for .csv, a format of matplotlib for the picture. A path that ends
         with a slash is a folder.
-      formats: Formats of the pictures in a folder.
+      formats: Formats of the pictures in a folder, or one of them.
 
     Raises:
       ConfigError: If a file cannot be written.
-      ValueError: If nothing of this result has the path's suffix, or is of a format.
+      ValueError: If nothing of this result has the path's suffix, or matplotlib lacks
+        a format; then nothing is written.
     """
     return _registered["save"](value, path, formats)
 

@@ -39,6 +39,7 @@ class Field(NamedTuple):
     check: Check | None = None
     kind: Any = object  # the annotation of its values
     is_needed: bool = False  # whether a config must set it, as there is no default
+    is_path: bool = False  # whether it names a file of the user's data
 
     @property
     def explained(self) -> str:
@@ -104,10 +105,15 @@ def portion(name: str, value: Any) -> float:
 
 
 def field(
-    default: Any, meaning: str, check: Check | None = None, *, section: str = "task"
+    default: Any,
+    meaning: str,
+    check: Check | None = None,
+    *,
+    section: str = "task",
+    is_path: bool = False,
 ) -> Any:
     """Declares a field of a section, or of a task (of `section` "task" or "data")."""
-    declared = Field(default, meaning, check)
+    declared = Field(default, meaning, check, is_path=is_path)
     return dataclasses.field(
         default=default, metadata={"declared": declared, "section": section}
     )

@@ -66,7 +66,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         or a name on the hub, `owner/name`, whose safetensors are downloaded; or a
         result of `sources.find`.
       dtype: The dtype of the parameters, as "bfloat16". Defaults to float32. Files of
-        float16 and bfloat16 load as either.
+        float16 and bfloat16 load as either. Scales of Gemma's norms, which files store
+        minus 1, are float32 at least.
 
     Raises:
       ConfigError: If there is no such model, its family or an option of it is not
@@ -109,10 +110,11 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         _check_shapes(found, each, place, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
         results = each.change.to_ours(whole, place)
+        kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
             # A copy, as the file that x may be a view of can change.
-            array = jnp.array(np.asarray(x, dtype))
+            array = jnp.array(np.asarray(x, kept))
             params.setdefault(module, {})[parameter] = array
     tokenizer = None
     if sizes.num_tokens is not None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import haiku as hk
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models, modules, positions
@@ -52,7 +53,8 @@ def save(
     Args:
       folder: The folder to write, which is returned; it is made if it is missing.
       config: `config.model`.
-      params: The model's parameters, looped or stacked. Their dtype is kept.
+      params: The model's parameters, looped or stacked. Their dtype is kept; scales of
+        Gemma's norms get that of the other parameters.
       tokenizer: The model's tokenizer. Only "mha_haiku" holds one of characters.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
         it. Defaults to the first family that can hold the model. Pruned heads are
@@ -250,6 +252,7 @@ def _stored(
 ) -> dict[str, np.ndarray]:
     prefix = "" if head.rows or head.has else family.prefix
     result: dict[str, np.ndarray] = {}
+    wide: set[str] = set()
     left = loading.flat(params)
     looped = config.replace(scan_layers=False)
     names = loading.flat(loading.shapes(looped, sizes))
@@ -263,6 +266,11 @@ def _stored(
         ours = [np.asarray(left.pop(name)) for name in row.ours]
         for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
             result[name.removeprefix(prefix)] = x
+            if row.change.is_wide:
+                wide.add(name.removeprefix(prefix))
+    others = [x.dtype for name, x in result.items() if name not in wide]
+    for name in wide:
+        result[name] = result[name].astype(jnp.result_type(*others))
     if not config.output.tied:  # tied parts read separate arrays there
         for copy, of in head.copies.items():
             if of in result:

@@ -106,16 +106,25 @@ def is_possible() -> bool:
     return False
 
 
-def check_formats(formats: Sequence[str]) -> tuple[str, ...]:
-    """Checks that matplotlib, if installed, can write these file formats."""
-    formats = tuple(formats)
-    if not formats:
-        raise checks.ConfigError("format must name one at least, such as png.")
+@checks.user_mistakes()
+def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
+    """Checks the flag for file formats, of which there must be one."""
+    if not (checked := formats_of(formats, "format")):
+        raise ValueError("format must name one at least, such as png.")
+    return checked
+
+
+def formats_of(formats: str | Sequence[str], name: str = "formats") -> tuple[str, ...]:
+    """Lists file formats, which matplotlib, if installed, can write, in lower case.
+
+    A string is one format. Messages call the formats `name`.
+    """
+    listed = [formats] if isinstance(formats, str) else formats
+    lower = tuple(x.lower() if isinstance(x, str) else x for x in listed)
     if offered := known_formats():
-        with checks.user_mistakes():
-            for name in formats:
-                checks.choice("format", name, offered)
-    return formats
+        for each in lower:
+            checks.choice(name, each, offered)
+    return lower
 
 
 def known_formats() -> list[str]:

@@ -19,17 +19,14 @@ def save(
     result: Result, path: str | os.PathLike, formats: str | Sequence[str]
 ) -> list[Path]:
     """Writes a result; see `display.save`."""
-    formats = [formats] if isinstance(formats, str) else formats
-    if formats:
-        drawing.check_formats(formats)
     writers: dict[str, Callable[[Path], Path]] = {
         ".csv": lambda path: files.write(path, result.table().csv()),
         **result.writers(),
     }
     picture = functools.partial(plotting.figure_of, result, title=None)
-    is_folder = os.fspath(path).endswith(("/", os.sep))
-    path = checks.as_path(path)
-    if is_folder or not path.suffix or path.is_dir():
+    is_folder, path = checks.is_folder(path), checks.as_path(path)
+    if is_folder or not path.suffix:
+        formats = drawing.formats_of(formats)  # before anything is written
         path = path / f"{result.file_name}.csv"
         table, *others = [(path.with_suffix(x), write) for x, write in writers.items()]
         written = [table[1](table[0]), *write_pictures(path, picture, formats)]
@@ -42,20 +39,19 @@ def save(
             f"{', '.join(offered)}; got {str(path)!r}. A folder with a dot in its "
             "name ends with a slash."
         )
-    if suffix in writers:
-        return [writers[suffix](path)]
-    if not drawing.is_possible():
-        return []
-    return [files.write(path, drawing.content(picture, suffix[1:]))]
+    return [writers.get(suffix, functools.partial(_write_picture, picture))(path)]
 
 
 def write_pictures(
-    path: Path, picture: Callable[[], "Figure"], formats: Sequence[str]
+    path: Path, picture: Callable[[], "Figure"], formats: str | Sequence[str]
 ) -> list[Path]:
     """Draws a picture in each format, with its suffix; none without matplotlib."""
+    formats = drawing.formats_of(formats)
     if not drawing.is_possible():
         return []
-    return [
-        files.write(path.with_suffix(f".{kind}"), drawing.content(picture, kind))
-        for kind in formats
-    ]
+    return [_write_picture(picture, path.with_suffix(f".{kind}")) for kind in formats]
+
+
+def _write_picture(picture: Callable[[], "Figure"], path: Path) -> Path:
+    """Draws a picture in the format that the path's suffix names."""
+    return files.write(path, drawing.content(picture, path.suffix[1:].lower()))

@@ -15,7 +15,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, display, masks
+from mha_haiku.core import attention, checks, display, masks
 from mha_haiku.core.masks.array_masks import Dense, Segments
 from mha_haiku.records import Heads, Result
 from mha_haiku.records.map_set import MapSet
@@ -25,6 +25,7 @@ from mha_haiku.training.runs import files
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
 _MOST_MASKS = 8
+_SUFFIXES = ("", ".html", ".htm")  # of pages
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -42,12 +43,25 @@ class View:
     inline: str
 
     def save(self, path: str | os.PathLike) -> Path:
-        """Writes the document, whole or not at all, and returns the path.
+        """Writes the document, whole or not at all, and returns its path.
+
+        The path is a file, or a folder for `index.html`: one that exists, or whose path
+        ends with a slash.
 
         Raises:
           ConfigError: If it cannot be written.
+          ValueError: If the path has the suffix of another kind of file.
         """
-        return files.write(path, self.html)
+        file = checks.as_path(path)
+        if checks.is_folder(path):
+            file /= "index.html"
+        elif file.suffix.lower() not in _SUFFIXES:
+            raise ValueError(
+                f"path must be a page, which ends with .html, got {str(file)!r}; "
+                "mh.plot(...).savefig(path) writes a picture, and save of a verb's "
+                "result a table. A folder ends with a slash."
+            )
+        return files.write(file, self.html)
 
     def __repr__(self) -> str:
         return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"

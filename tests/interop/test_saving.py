@@ -123,6 +123,39 @@ def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
         np.testing.assert_array_equal(x, wanted[name].astype(x.dtype))
 
 
+@pytest.mark.parametrize("case", ["gemma", "gemma3"])
+def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(case, tmp_path):
+    folder = small_models.write(tmp_path, case)
+    wanted = {
+        # About what 1 + x rounds away.
+        name: (x * (0.004 if "norm" in name else 1)).astype("bfloat16")
+        for name, x in _stored(folder).items()
+    }
+    arrays.write_safetensors(folder / "model.safetensors", wanted)
+    imported = interop.load(folder, dtype="bfloat16")
+    scales = [
+        (module, x)
+        for module, leaves in imported.params.items()
+        for name, x in leaves.items()
+        if name == "scale"
+    ]
+    assert len(scales) == sum("norm" in name for name in wanted)
+    scale = dict(scales)["encoder/layer_1/norm_1"]
+    stored = wanted["model.layers.1.input_layernorm.weight"].astype(float)
+    np.testing.assert_allclose(np.asarray(scale, float) - 1, stored, rtol=0, atol=6e-8)
+    for module, leaves in imported.params.items():
+        for name, x in leaves.items():
+            assert x.dtype.name == ("float32" if name == "scale" else "bfloat16"), (
+                module
+            )
+    interop.save(tmp_path / "saved", imported.config, imported.params)
+    found = _stored(tmp_path / "saved")
+    assert set(found) == set(wanted)
+    for name, x in found.items():
+        assert x.dtype == wanted[name].dtype
+        np.testing.assert_array_equal(x, wanted[name])
+
+
 def _random(config, num_tokens=7, num_classes=None, feature_size=None):
     """Random parameters of a config's model, and its sizes."""
     sizes = interop.Sizes(num_tokens, feature_size, num_classes or num_tokens)

@@ -5,6 +5,7 @@ import html.parser
 import json
 import re
 import zlib
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -112,6 +113,18 @@ def test_a_view_is_saved_whole(view, tmp_path):
     assert path.read_text(encoding="utf-8") == view.html
     with pytest.raises(mh.runs.files.ConfigError, match="cannot be written"):
         view.save(path / "below_a_file.html")
+    folder = f"{tmp_path}/v0.1/"
+    assert view.save(folder) == view.save(folder[:-1]) == Path(folder, "index.html")
+    assert view.save(tmp_path / "MAP.HTML").name == "MAP.HTML"
+
+
+@pytest.mark.parametrize("name", ["map.png", "map.PDF", "map.csv", "map.npz", "map.1"])
+def test_a_page_is_not_saved_under_the_name_of_another_kind_of_file(
+    view, tmp_path, name
+):
+    with pytest.raises(ValueError, match=rf"ends with \.html, got .*{name}.*mh\.plot"):
+        view.save(tmp_path / name)
+    assert not any(tmp_path.iterdir())
 
 
 def test_hostile_tokens_stay_text(attention_map):

@@ -9,7 +9,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.records import Result, tables
-from mha_haiku.showing import drawing
+from mha_haiku.showing import drawing, saving
 from mha_haiku.subjects import answers
 
 
@@ -49,6 +49,26 @@ def test_a_result_of_somebody_is_shown_and_drawn():
         assert "Sizes of &lt;parts&gt;" in html
         assert "heads" in html and "2.2" in html
     assert found.plot().get_suptitle() == mh.plot(found).get_suptitle() == found.title
+
+
+def test_formats_are_one_or_several_in_any_case(tmp_path):
+    found = Sizes()
+    paths = found.save(tmp_path / "one", "svg") + found.save(tmp_path, ["PNG", "pdf"])
+    paths += found.save(tmp_path / "its.SVG") + found.save(tmp_path / "its.CSV")
+    names = ["sizes.csv", "sizes.svg", "sizes.csv", "sizes.png", "sizes.pdf"]
+    assert [path.name for path in paths] == [*names, "its.SVG", "its.CSV"]
+    assert paths[-2].read_bytes() == paths[1].read_bytes()
+    assert paths[-1].read_bytes() == paths[0].read_bytes()
+    assert paths[4].read_bytes().startswith(b"%PDF")
+
+
+@pytest.mark.parametrize("formats", ["bmp", ("png", "p"), ["svg", 3], ".png"])
+def test_nothing_is_written_if_a_format_is_unknown(formats, tmp_path):
+    with pytest.raises(ValueError, match=r"formats must be one of .*pdf, .*; got "):
+        Sizes().save(tmp_path / "new", formats)
+    with pytest.raises(ValueError, match="formats must be one of"):
+        saving.write_pictures(tmp_path / "x.png", Sizes().picture, formats)
+    assert not any(tmp_path.iterdir())
 
 
 def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
@@ -94,6 +114,3 @@ def test_every_answer_is_shown_drawn_and_written(four_letters, tmp_path, name):
     assert picture.read_bytes().startswith(b"\x89PNG")
     (one,) = found.save(tmp_path / "one.SVG")
     assert b"<svg" in one.read_bytes()
-    with pytest.raises(mh.runs.files.ConfigError, match="format"):
-        found.save(tmp_path / "new", "odd")
-    assert not (tmp_path / "new").exists()

@@ -95,10 +95,11 @@ def _family(
     )
 
 
-# Norms of Gemma store their scale minus 1.
+# Norms of Gemma store their scale minus 1, whose small numbers 1 + x rounds away.
 _SCALE_LESS_ONE = name_tables.each(
     lambda x: x.astype(np.float32) + np.float32(1),
     lambda x: x.astype(np.float32) - np.float32(1),
+    is_wide=True,
 )
 _EMBEDDING_SCALE = name_tables.Rule(
     lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},

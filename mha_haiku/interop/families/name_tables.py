@@ -57,13 +57,17 @@ class Change(NamedTuple):
 
     to_ours: Callable[[Arrays, Place], Arrays]
     to_theirs: Callable[[Arrays, Place], Arrays]
+    # Whether a narrower dtype would lose numbers of theirs: ours are float32 at least,
+    # and are written in the dtype of the other arrays.
+    is_wide: bool = False
 
 
-def each(to_ours: Callable, to_theirs: Callable) -> Change:
+def each(to_ours: Callable, to_theirs: Callable, *, is_wide: bool = False) -> Change:
     """Makes the change that maps every array by itself, in any place."""
     return Change(
         lambda arrays, place: [to_ours(x) for x in arrays],
         lambda arrays, place: [to_theirs(x) for x in arrays],
+        is_wide,
     )
 
 

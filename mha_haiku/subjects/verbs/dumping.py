@@ -199,7 +199,7 @@ def measured(
 
 
 def write_report(
-    folder: str | os.PathLike, formats: Sequence[str] = ("png",)
+    folder: str | os.PathLike, formats: str | Sequence[str] = ("png",)
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
@@ -207,7 +207,7 @@ def write_report(
     `maps.npz` are removed, so that the folder never mixes two runs. Without matplotlib
     only the page is written. Returns the written paths, the page last.
     """
-    folder = checks.as_path(folder)
+    folder, formats = checks.as_path(folder), drawing.formats_of(formats)
     maps = map_set.MapSet.load(folder / "maps.npz")
     _, html = fitting.fitted(dossiers.of_folder(folder), _PAGE_BYTES, page.render)
     written = []

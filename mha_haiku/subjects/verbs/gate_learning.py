@@ -5,6 +5,7 @@ L layers, H heads of a layer.
 """
 
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -230,6 +231,11 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     for name in ("pruned", "scratch"):
         if (out / name).exists():
             raise ConfigError(f"{out / name} exists; choose another folder.")
+    if not _is_ours(record, wanted):
+        raise ConfigError(
+            f"{record} exists, and is not of learn_gates, which would replace it; "
+            "choose another folder."
+        )
     folders.check_free(folder.root)
     learned = fit_gates(subject, penalty=penalty, steps=steps)
     if not any(gates.any() for gates in learned.gates):
@@ -244,3 +250,13 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     pruned = pruned_models.without_heads(subject.replace(params=params), keep)
     files.write_json(record, wanted)
     return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
+
+
+def _is_ours(record: Path, fields: Collection[str]) -> bool:
+    """Checks that a record is missing, or may be what a killed process has left."""
+    if not os.path.lexists(record):
+        return True
+    try:
+        return set(files.read_json(record) or ()) == set(fields)
+    except ConfigError:
+        return False

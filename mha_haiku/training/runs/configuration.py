@@ -5,6 +5,7 @@ before anything compiles.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -383,10 +384,11 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
         raise ConfigError(path + str(error)) from None
 
 
-def of_json(values: dict[str, Any]) -> RunConfig:
+def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
     """Returns the config of values from `to_json`; missing ones get their defaults.
 
-    A file with a user's task is not executed; see `tasks.named_by_a_file`.
+    Files that are missing here are named from the directory, as by `found`. A file with
+    a user's task is not executed; see `tasks.named_by_a_file`.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):
@@ -398,8 +400,38 @@ def of_json(values: dict[str, Any]) -> RunConfig:
     name = section["name"]
     if not isinstance(name, str):
         raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
+    name = task_found(name, directory)
     with tasks.named_by_a_file():
-        return default_config(name).replace(**values)
+        config = default_config(name)
+        return found(
+            config.replace(**values | {"task": section | {"name": name}}), directory
+        )
+
+
+def found(config: RunConfig, directory: str | None) -> RunConfig:
+    """Names files of data that are missing here, and not in a directory, from there.
+
+    The directory is the working directory in which the config was written, if known.
+    """
+    paths = [
+        (name, path) for name, field_, path in fields.flat(config) if field_.is_path
+    ]
+    changes = {
+        name.removeprefix("config."): _found(path, directory) for name, path in paths
+    }
+    return config.replace(**fields.nested(changes))
+
+
+def task_found(name: str, directory: str | None) -> str:
+    """Names the file of a user's task as `found` names files of data."""
+    file, colon, class_name = name.rpartition(":")
+    return f"{_found(file, directory)}{colon}{class_name}"
+
+
+def _found(path: str, directory: str | None) -> str:
+    there = os.path.join(directory or "", path)
+    is_here = os.path.exists(os.path.expanduser(path))
+    return there if path and not is_here and os.path.exists(there) else path
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

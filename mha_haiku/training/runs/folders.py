@@ -63,6 +63,7 @@ class _Whole(NamedTuple):
     form: int
     config: Mapping[str, Any]  # its fields are checked by their own declarations
     seed: int
+    directory: str | None = None  # the working directory in which it was written
     text: _Text | None = None
     tokenizer_sha256: str | None = None
     data_sha256: str | None = None
@@ -309,12 +310,15 @@ def abstract_state(
 
 
 def read_config(folder: Folder) -> configuration.RunConfig | None:
-    """Reads the config of the run in the folder, or None for a new run."""
+    """Reads the config of the run in the folder, or None for a new run.
+
+    Files that are missing here are named from the directory in which it was written.
+    """
     saved = _read_whole(folder)
     if saved is None:
         return None
     try:
-        return configuration.of_json(saved["config"])
+        return configuration.of_json(saved["config"], saved.get("directory"))
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
 
@@ -356,6 +360,7 @@ def changed_task(folder: Folder) -> str | None:
         return None
     section = saved["config"].get("task")
     name = section.get("name", "") if isinstance(section, dict) else ""
+    name = configuration.task_found(str(name), saved.get("directory"))
     is_same = tasks.digest(name) == before
     return None if is_same else f"The file of config.task.name {name!r} has changed"
 
@@ -390,6 +395,7 @@ def write_config(
         contents = {
             "form": _FORM,
             "config": config.to_json(),
+            "directory": os.getcwd(),
             "seed": config.seed,
             "text": kept.text,
             "tokenizer_sha256": _sha256(_next(folder.tokenizer)),
@@ -482,6 +488,11 @@ def _read_whole(folder: Folder) -> dict[str, Any] | None:
     except ValueError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from None
     return saved
+
+
+def directory_of(folder: Folder) -> str | None:
+    """Reads the working directory in which config.json was written, or None."""
+    return (files.read_json(folder.config) or {}).get("directory")
 
 
 def start_of(folder: Folder) -> str | None:

@@ -298,7 +298,8 @@ def _check_unchanged(
             f"{folder.root} has started, got {config.init_from!r}.\n"
             "It has parameters; take another workdir to start from others."
         )
-    lines = configuration.difference(saved.to_json(), config.to_json())
+    given = configuration.found(config, folders.directory_of(folder))
+    lines = configuration.difference(saved.to_json(), given.to_json())
     # How devices divide the work does not change its results.
     lines = [line for line in lines if not line.startswith("config.devices")]
     if latest == 0:  # only parameters: how they are trained is still open

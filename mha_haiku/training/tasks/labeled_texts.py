@@ -52,7 +52,10 @@ class LabeledTexts(text_tasks.TextTask):
     model_defaults = {"embedding.max_length": 64}
     baseline_name = "bag of words"
     path: str = fields.field(
-        "", "a CSV or TSV file with the columns text and label", section="data"
+        "",
+        "a CSV or TSV file with the columns text and label",
+        section="data",
+        is_path=True,
     )
     held_out_fraction: float = fields.field(
         0.1, "share of the texts to evaluate on", checks.fraction, section="data"

@@ -1,8 +1,9 @@
 """Tasks of users: their files and classes, and checks that a class is a task.
 
 "mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
-path is relative to the working directory. Naming it in Python or on a command line
-permits that; a name in the file of a run does not, see `named_by_a_file`.
+path is relative to the working directory; of a run's file see `configuration.found`.
+Naming it in Python or on a command line permits that; a name in the file of a run does
+not, see `named_by_a_file`.
 
 "my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
 project. The folder is found from the package, never from the working directory, and a

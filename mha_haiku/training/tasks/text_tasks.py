@@ -50,6 +50,7 @@ class TextTask(base.DataTask):
         "",
         "a UTF-8 file or a folder of them; empty: Python's own documentation",
         section="data",
+        is_path=True,
     )
     tokenizer: str = fields.field(
         "characters",

@@ -22,8 +22,9 @@ from mha_haiku.subjects.verbs import (
     quality,
     saved_models,
 )
-from mha_haiku.training.runs import folders, loop, trainers
+from mha_haiku.training.runs import files, folders, loop, trainers
 from mha_haiku.training.runs.checkpoints.store import SaveError
+from tests.tiny_runs import write_untrained
 
 OPTIONS = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
 
@@ -191,6 +192,33 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
         gate_learning.learn_gates(
             subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3}
         )
+
+
+@pytest.mark.parametrize("content", ["gates: 3", "[]", '{"gates": [1, 0]}', None])
+def test_a_record_of_the_user_is_not_replaced(
+    tmp_path, make_config, monkeypatch, content
+):
+    def begun(*args, **options):
+        raise InterruptedError("learning begins")
+
+    monkeypatch.setattr(gate_learning, "fit_gates", begun)
+    subject = Subject.of_folder(write_untrained(tmp_path / "run", make_config()))
+    out = tmp_path / "out"
+    out.mkdir()
+    record = out / "gates.json"
+    if content is None:
+        record.symlink_to("missing")
+    else:
+        record.write_text(content)
+    with pytest.raises(ConfigError, match=r"gates\.json exists, .* another folder"):
+        gate_learning.learn_gates(subject, out, **OPTIONS)
+    assert [path.name for path in out.iterdir()] == ["gates.json"]
+    assert content is None or record.read_text() == content
+    # What a process has left that was killed before it wrote the run.
+    record.unlink()
+    files.write_json(record, {"run": "x", "penalty": 0.15, "steps": 70})
+    with pytest.raises(InterruptedError):
+        gate_learning.learn_gates(subject, out, **OPTIONS)
 
 
 @pytest.mark.slow

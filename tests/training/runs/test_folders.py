@@ -390,6 +390,7 @@ def untrained(tmp_path_factory, make_config):
         (_sets("text", {"name": "x"}), "text is incomplete.*sha256"),
         (_sets("text", {"name": 3, "sha256": "x"}), "text.name must be text"),
         (_sets("text", {"name": "", "sha256": "", "labels": 3}), "labels must be a"),
+        (_sets("directory", 3), "directory must be text"),
         (_sets("tokenizer_sha256", 3), "tokenizer_sha256 must be text"),
         (_sets("data_sha256", []), "data_sha256 must be text"),
         (_sets("task_sha256", {}), "task_sha256 must be text"),

@@ -1,6 +1,8 @@
 """A run keeps its tokenizer and knows its text."""
 
+import contextlib
 import json
+import pathlib
 import pydoc_data.topics
 import shutil
 
@@ -10,8 +12,9 @@ import pytest
 
 from mha_haiku import runs, subjects
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training.runs import configuration, folders, starting
 from mha_haiku.training.tasks import tokenization
+from tests import tiny_runs
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 CHANGED = TEXT.replace("quick", "quack", 1)
@@ -152,3 +155,38 @@ def test_tokenizer_is_json_that_other_tools_read(trained):
         assert other.encode("a quick dog").ids == task.encode("a quick dog").tolist()
     again = tokenization.from_json(text)
     np.testing.assert_array_equal(again.encode(TEXT), task.encoder.encode(TEXT))
+
+
+def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
+    home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    for folder in (home, elsewhere):
+        folder.mkdir()
+    monkeypatch.chdir(home)
+    pathlib.Path("text.txt").write_text(TEXT)
+    config = _config("text.txt")
+    tiny_runs.write_untrained("run", config)
+    wanted = runs.load("run").task.held_out_data
+    assert runs.load("run").config == config
+    monkeypatch.chdir(elsewhere)
+    run = runs.load("../home/run")
+    np.testing.assert_array_equal(run.task.held_out_data, wanted)
+    # Its config is usable here, without the run. It resumes the run, as the first does.
+    assert configuration.make_task(run.config).keep().text["sha256"]
+    for each in (run.config, config):
+        with contextlib.ExitStack() as stack:
+            starting.open_runs(stack, each, "../home/run", override_config=False)
+    # A run that has moved together with its text.
+    moved = shutil.move(home, tmp_path / "moved")
+    with pytest.raises(ConfigError, match=r"got 'text.txt', which does not exist"):
+        _ = runs.load(moved / "run").task.held_out_data
+    monkeypatch.chdir(moved)
+    run = runs.load("run")
+    assert run.config == config
+    np.testing.assert_array_equal(run.task.held_out_data, wanted)
+    with contextlib.ExitStack() as stack:
+        starting.open_runs(stack, config, "run", override_config=False)
+    # Here another text of that name is another text.
+    monkeypatch.chdir(elsewhere)
+    pathlib.Path("text.txt").write_text(CHANGED)
+    with pytest.raises(ConfigError, match="has learned from other data"):
+        _ = runs.load(moved / "run").task.held_out_data

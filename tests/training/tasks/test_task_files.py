@@ -213,6 +213,28 @@ def test_every_command_that_opens_a_run_can_trust_it():
             assert {"workdir", "trust_code"} <= flags and name in named
 
 
+def test_the_file_of_a_run_is_found_from_another_working_directory(
+    make_config, monkeypatch
+):
+    config = configuration.default_config("mine.py:Step")
+    root = tiny_runs.write_untrained(
+        "run", config.replace(model=make_config().model.to_json())
+    ).resolve()
+    assert runs.load_run(root).config.task.name == "mine.py:Step"
+    pathlib.Path("elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")
+    run = runs.load_run(root)  # of a file that this process has executed
+    assert run.config.task.name == f"{root.parent / 'mine.py'}:Step"
+    assert run.examples(2).inputs.shape == (2, 6)
+    monkeypatch.setattr(task_files, "_loaded", {})
+    with pytest.raises(ConfigError, match=r"would execute the file '/.*mine.py'"):
+        runs.load_run(root)
+    assert runs.load_run(root, trust_code=True).task.name == "Step"
+    (root.parent / "mine.py").write_text(SOURCE + "\n")
+    with pytest.raises(ConfigError, match="has changed"):
+        runs.load_run(root, trust_code=True)
+
+
 @pytest.mark.parametrize(
     "use",
     [
