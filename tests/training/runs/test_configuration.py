@@ -222,3 +222,28 @@ def test_difference_has_a_line_per_changed_field(make_config):
         "config.task.more: absent -> True",
     ]
     assert "config.task.more: True -> absent" in configuration.difference(new, old)
+
+
+def test_the_path_of_data_is_found_from_a_directory_where_it_is_missing_here(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    for folder in ("there", "here"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / f"{folder}.csv").write_text("")
+    there = str(tmp_path / "there")
+    for name in tasks.names():
+        options = tasks.options(name)
+        if "path" not in options["task"] | options["data"]:
+            continue
+        default = runs.default_config(name)
+        for path, wanted in (
+            ("there.csv", f"{there}/there.csv"),
+            ("here/here.csv", "here/here.csv"),
+            ("../there/there.csv", f"{there}/../there/there.csv"),
+            ("nowhere.csv", "nowhere.csv"),
+            ("", ""),
+        ):
+            config = default.replace(data=dict(path=path))
+            assert configuration.found(config, there).data.path == wanted
+            assert configuration.found(config, None) == config
