@@ -268,11 +268,18 @@ def _environment() -> Any:
         import torch  # pyright: ignore[reportMissingImports]
         import torchax.interop  # pyright: ignore[reportMissingImports]
         import torchax.tensor  # pyright: ignore[reportMissingImports]
+        import torchax.view  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise checks.ConfigError(
             "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
             f"\n{error}"
         ) from None
+
+    here = (torchax.tensor.Tensor, torchax.view.View)
+    tree_map_only = torch.utils._pytree.tree_map_only
+
+    def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any):
+        return torch.as_tensor(data, dtype=dtype or of.dtype)
 
     class Environment(torchax.tensor.Environment):
         """Runs operations of torch in JAX, without adding names."""
@@ -280,15 +287,42 @@ def _environment() -> Any:
         def __init__(self):
             super().__init__()
             # torch folds the axes of a batch and of heads, which this keeps apart.
-            matmul = functools.partial(torchax.interop.call_jax, jnp.matmul)
-            names = torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__
-            for name in names:
-                self.override_op_definition(name, matmul)
+            for name in torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__:
+                self.override_op_definition(name, self._matmul)
+            self.override_op_definition(torch.Tensor.new_tensor, _new_tensor)
 
-        def dispatch(self, *args: Any, **kwargs: Any):
+        def _matmul(self, *args: Any):
+            return self.j2t_iso(jnp.matmul(*self.t2j_iso(args)))
+
+        def _is_same_device(self, the_tensor: Any, new_device: Any):
+            # A module may name the CPU; what it computes stays where it is.
+            is_here = isinstance(the_tensor, here)
+            return is_here or super()._is_same_device(the_tensor, new_device)
+
+        def t2j_iso(self, torchtensors: Any):
+            # Tensors made without a device are constants, which torch itself computes
+            # up to where they meet others. Single numbers are left to torchax, which
+            # lets them take on the dtype of what they meet.
+            def moved(x: Any):
+                return x if isinstance(x, here) or not x.ndim else self.to_xla(x)
+
+            torchtensors = tree_map_only(torch.Tensor, moved, torchtensors)
+            return super().t2j_iso(torchtensors)
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None):
+            if getattr(getattr(func, "_schema", None), "is_mutable", False):
+                written = (kwargs or {}).get("out", args[0])
+                if not isinstance(written, here) and any(
+                    isinstance(x, here) for x in args
+                ):
+                    raise TypeError(
+                        "function must write what it computes into tensors on the "
+                        "device of its inputs, as of torch.zeros(3, device=x.device), "
+                        f"got {func} into a tensor made without device=."
+                    )
             # What torchax adds to a path ends there: it is no module.
             with jax.named_scope("torch::"):
-                return super().dispatch(*args, **kwargs)
+                return super().dispatch(func, types, args, kwargs)
 
     return Environment()
 

@@ -191,6 +191,61 @@ def test_lengths_become_the_mask_and_padding_is_not_felt():
         mh.wrap(torch.nn.Linear(8, 8)).logits(example)
 
 
+class Function(torch.nn.Module):
+    """A function of an embedding `[B, T, 8]` of tokens `[B, T]`."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embed = torch.nn.Embedding(31, 8)
+        self.function = function
+
+    def forward(self, tokens):
+        return self.function(self.embed(tokens), tokens)
+
+
+def _like_torch(module):
+    tokens = np.random.default_rng(0).integers(0, 31, (B, S))
+    wanted = module.eval()(torch.as_tensor(tokens)).detach()
+    close(mh.wrap(module).logits(tokens), wanted)
+
+
+SHARED = torch.ones(S, 8).cumsum(0)
+CONSTANTS = {
+    "ones": lambda x: torch.tril(torch.ones(S, S)) @ x,
+    "full": lambda x: (torch.full((S, S), -torch.inf).triu(1)).softmax(-1) @ x,
+    "mask": lambda x: x.masked_fill(torch.ones(S, 8, dtype=torch.bool).triu(1), 0),
+    "indices": lambda x: x[:, torch.arange(S - 1, -1, -1, device="cpu")],
+    "lists": lambda x: x * torch.tensor([1.0, 2] * 4) + torch.as_tensor([3] * 8),
+    "numpy": lambda x: x * torch.from_numpy(np.tri(S, 8)).float(),
+    "like": lambda x: x + x.new_tensor([1, 2] * 4),
+    "one": lambda x: x * torch.sqrt(torch.tensor(8)) * int(torch.ones(S).sum()),
+    "shared": lambda x: torch.cat([SHARED[None], x]),
+    "cpu": lambda x: x.cpu() + torch.zeros(8).to("cpu"),
+    "alone": lambda x: torch.zeros(B, S, 8).fill_(2),
+}
+
+
+def test_tensors_made_without_a_device_are_constants():
+    def each(x, _):
+        return torch.cat([function(x) for function in CONSTANTS.values()])
+
+    _like_torch(Function(each))
+    half = Function(lambda x, _: x * torch.tensor(2.0)).bfloat16()
+    assert mh.wrap(half).logits(np.ones((B, S), int)).dtype == jnp.bfloat16
+
+
+def test_what_is_computed_is_not_written_into_a_constant():
+    def write(x, _, **options):
+        rows = torch.zeros(B, S, 8, **options)
+        rows[:, 1:] = x[:, 1:]
+        return rows
+
+    _like_torch(Function(lambda x, y: write(x, y, device=x.device)))
+    for wrong in (write, lambda x, _: torch.add(x, 1, out=torch.zeros(B, S, 8))):
+        with pytest.raises(TypeError, match="device of its inputs.*got aten"):
+            mh.wrap(Function(wrong)).logits(np.ones((B, S), int))
+
+
 def test_mask_of_padding_at_the_end_becomes_lengths():
     mask = np.arange(S) < np.array([[S], [3]])
     x = features(B, S, 8)
