@@ -5,6 +5,7 @@ in any JAX function. B batch, T positions.
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import sys
@@ -88,8 +89,6 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    import torchax  # pyright: ignore[reportMissingImports]
-
     tensors = (*module.parameters(), *module.buffers())
     module = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
     for method, option in _OPTIONS.items():
@@ -98,10 +97,7 @@ def convert(module: Any) -> TorchModule:
     known = inspect.signature(module.forward).parameters
     main = getattr(module, "main_input_name", None) or next(iter(known), "")
     _name_parts(module)
-    with warnings.catch_warnings():
-        # All attributes are asked for, deprecated ones too.
-        warnings.simplefilter("ignore")
-        params, run = torchax.extract_jax(module, environment)
+    params, run = _as_function(module, environment)
 
     def forward(
         params: Mapping[str, jax.Array],
@@ -137,7 +133,7 @@ def convert(module: Any) -> TorchModule:
             given = jax.tree.map(
                 lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
             )
-            return _first(run(params, (), given))
+            return run(params, given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -159,6 +155,32 @@ def convert(module: Any) -> TorchModule:
             _num_tokens(module.get_decoder()) if has_decoder else None,
         ),
     )
+
+
+def _as_function(
+    module: Any, environment: Any
+) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
+    """Returns a module's tensors by name, and a function of them and of keywords.
+
+    Tensors are parameters and buffers, each once, and attributes. What a module
+    computes, such as a parametrized weight, is none.
+    """
+    import torch  # pyright: ignore[reportMissingImports]
+
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}.{key}" if name else key] = value
+
+    def run(params: Mapping[str, jax.Array], given: dict[str, Any]):
+        with environment:
+            found = torch.func.functional_call(
+                module, *environment.j2t_iso((dict(params), (), given))
+            )
+        return environment.t2j_iso(_first(found))
+
+    return environment.t2j_copy(tensors), run
 
 
 def _predicts_next(module: Any) -> bool:
@@ -369,8 +391,19 @@ def _scoped(function: Callable, name: str) -> Callable:
 
 
 def _first(output: Any) -> Any:
-    """Takes the logits out of a module's result, or else its first output."""
-    if isinstance(output, Mapping):
-        values = {name: x for name, x in output.items() if x is not None}
-        return _first(values.get("logits", next(iter(values.values()))))
-    return _first(output[0]) if isinstance(output, tuple | list) else output
+    """Takes the logits out of a module's result, or else its first output.
+
+    Fields of dataclasses and of named tuples are outputs by name, like those of
+    mappings; None is no output.
+    """
+    names = getattr(output, "_fields", None)
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        names = [field.name for field in dataclasses.fields(output)]
+    if names is not None:
+        output = {name: getattr(output, name) for name in names}
+    if isinstance(output, tuple | list):
+        output = dict(enumerate(output))
+    if not isinstance(output, Mapping):
+        return output
+    values = {name: x for name, x in output.items() if x is not None}
+    return _first(values.get("logits", next(iter(values.values()), None)))

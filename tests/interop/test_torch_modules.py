@@ -1,9 +1,12 @@
 """PyTorch modules as subjects, next to torch itself."""
 
+import dataclasses
 import importlib.util
 import inspect
 import sys
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,7 +195,7 @@ def test_lengths_become_the_mask_and_padding_is_not_felt():
 
 
 class Function(torch.nn.Module):
-    """A function of an embedding `[B, T, 8]` of tokens `[B, T]`."""
+    """A function of a module and of an embedding `[B, T, 8]` of tokens `[B, T]`."""
 
     def __init__(self, function):
         super().__init__()
@@ -200,13 +203,49 @@ class Function(torch.nn.Module):
         self.function = function
 
     def forward(self, tokens):
-        return self.function(self.embed(tokens), tokens)
+        return self.function(self, self.embed(tokens))
 
 
 def _like_torch(module):
     tokens = np.random.default_rng(0).integers(0, 31, (B, S))
     wanted = module.eval()(torch.as_tensor(tokens)).detach()
     close(mh.wrap(module).logits(tokens), wanted)
+
+
+class Fields(NamedTuple):
+    hidden: Any
+    logits: Any
+
+
+@dataclasses.dataclass
+class Results:
+    loss: Any
+    logits: Any
+
+
+@dataclasses.dataclass
+class Hidden:
+    cache: Any
+    hidden: Any
+
+
+OUTPUTS = {
+    "mapping": lambda x: {"loss": None, "hidden": x + 1, "logits": x},
+    "no logits": lambda x: {"logits": None, "hidden": x},
+    "named tuple": lambda x: Fields(x + 1, x),
+    "dataclass": lambda x: Results(x + 1, x),
+    "dataclass without logits": lambda x: Hidden(None, x),
+    "tuple": lambda x: (None, x, x + 1),
+    "nested": lambda x: [None, Results(None, (None, x))],
+    "list": lambda x: [x, x + 1],
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_logits_or_the_first_output_is_the_result(kind):
+    module = Function(lambda _, x: OUTPUTS[kind](x))
+    wanted = module.embed.weight.detach()[:S]
+    close(mh.wrap(module).logits(np.arange(S)[None]), wanted[None])
 
 
 SHARED = torch.ones(S, 8).cumsum(0)
@@ -226,22 +265,42 @@ CONSTANTS = {
 
 
 def test_tensors_made_without_a_device_are_constants():
-    def each(x, _):
+    def each(_, x):
         return torch.cat([function(x) for function in CONSTANTS.values()])
 
     _like_torch(Function(each))
-    half = Function(lambda x, _: x * torch.tensor(2.0)).bfloat16()
+    half = Function(lambda _, x: x * torch.tensor(2.0)).bfloat16()
     assert mh.wrap(half).logits(np.ones((B, S), int)).dtype == jnp.bfloat16
 
 
+NORMS = torch.nn.utils.parametrizations
+PARAMETRIZED = {
+    "weight": NORMS.weight_norm,
+    "spectral": NORMS.spectral_norm,
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETRIZED)
+def test_parametrized_weights_are_computed_of_their_parameters(kind):
+    module = Function(lambda module, x: module.inner(x)).eval()
+    module.inner = PARAMETRIZED[kind](torch.nn.Linear(8, 8))
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    _like_torch(module)
+    params = mh.wrap(module).params
+    names = {name for name, _ in module.named_parameters()}
+    names |= {name for name, _ in module.named_buffers()}
+    assert names == params.keys() - {"inner.weight"}
+    chex.assert_trees_all_equal(before, dict(module.state_dict()))
+
+
 def test_what_is_computed_is_not_written_into_a_constant():
-    def write(x, _, **options):
+    def write(_, x, **options):
         rows = torch.zeros(B, S, 8, **options)
         rows[:, 1:] = x[:, 1:]
         return rows
 
-    _like_torch(Function(lambda x, y: write(x, y, device=x.device)))
-    for wrong in (write, lambda x, _: torch.add(x, 1, out=torch.zeros(B, S, 8))):
+    _like_torch(Function(lambda _, x: write(_, x, device=x.device)))
+    for wrong in (write, lambda _, x: torch.add(x, 1, out=torch.zeros(B, S, 8))):
         with pytest.raises(TypeError, match="device of its inputs.*got aten"):
             mh.wrap(Function(wrong)).logits(np.ones((B, S), int))
 
