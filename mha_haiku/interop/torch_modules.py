@@ -89,8 +89,7 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    tensors = (*module.parameters(), *module.buffers())
-    module = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+    module = _copied(module).eval()
     for method, option in _OPTIONS.items():
         if hasattr(module, method):
             getattr(module, method)(option)
@@ -155,6 +154,30 @@ def convert(module: Any) -> TorchModule:
             _num_tokens(module.get_decoder()) if has_decoder else None,
         ),
     )
+
+
+def _copied(module: Any) -> Any:
+    """Copies a module, which shares its parameters and buffers with the copy.
+
+    Of what it computed and keeps, the values are copied alone, as torch refuses to copy
+    where gradients come from.
+    """
+    import torch  # pyright: ignore[reportMissingImports]
+
+    class Values(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ):
+            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+                tensor, memo = args
+                args = tensor.detach(), memo
+                memo[id(tensor)] = func(*args)
+                return memo[id(tensor)]
+            return func(*args, **(kwargs or {}))
+
+    tensors = (*module.parameters(), *module.buffers())
+    with Values():
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
 
 
 def _as_function(

@@ -277,6 +277,7 @@ NORMS = torch.nn.utils.parametrizations
 PARAMETRIZED = {
     "weight": NORMS.weight_norm,
     "spectral": NORMS.spectral_norm,
+    "by a hook": torch.nn.utils.weight_norm,
 }
 
 
@@ -291,6 +292,25 @@ def test_parametrized_weights_are_computed_of_their_parameters(kind):
     names |= {name for name, _ in module.named_buffers()}
     assert names == params.keys() - {"inner.weight"}
     chex.assert_trees_all_equal(before, dict(module.state_dict()))
+
+
+def test_a_module_may_keep_what_it_computed():
+    def function(module, x):
+        module.weights = (x @ x.mT).softmax(-1)
+        module.kept.append({"mean": (x.mean(),)})
+        return module.weights @ x
+
+    module = Function(function)
+    module.kept = []
+    module(torch.zeros(B, S, dtype=torch.int32))
+    weights, kept = module.weights, module.kept[0]["mean"][0]
+    copy = torch_modules._copied(module)
+    assert copy.kept[0]["mean"][0].item() == kept.item()
+    assert copy.embed.weight is module.embed.weight
+    assert mh.wrap(module).sites(np.ones((B, S), int))
+    assert module.weights is weights and weights.requires_grad
+    assert [x["mean"][0] for x in module.kept] == [kept]
+    _like_torch(module)
 
 
 def test_what_is_computed_is_not_written_into_a_constant():
