@@ -89,12 +89,14 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    module = _copied(module).eval()
+    module = _copied(_bare(module)).eval()
+    for part in module.modules():
+        part._modules = {name: _bare(child) for name, child in part._modules.items()}
     for method, option in _OPTIONS.items():
         if hasattr(module, method):
             getattr(module, method)(option)
     known = inspect.signature(module.forward).parameters
-    main = getattr(module, "main_input_name", None) or next(iter(known), "")
+    main = getattr(module, "main_input_name", None) or _main(known)
     _name_parts(module)
     params, run = _as_function(module, environment)
 
@@ -132,7 +134,7 @@ def convert(module: Any) -> TorchModule:
             given = jax.tree.map(
                 lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
             )
-            return run(params, given)
+            return run(params, _in_place(known, main, given), given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -154,6 +156,43 @@ def convert(module: Any) -> TorchModule:
             _num_tokens(module.get_decoder()) if has_decoder else None,
         ),
     )
+
+
+def _bare(module: Any) -> Any:
+    """Takes a module out of those that compile it or spread it over devices."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    spread = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        if hasattr(module, "_orig_mod"):
+            module = module._orig_mod
+        elif isinstance(module, spread):
+            module = module.module
+        else:
+            return module
+
+
+def _main(known: Mapping[str, inspect.Parameter]) -> str:
+    """Names the first argument; any keyword stands for tokens."""
+    first = next(iter(known.values()), None)
+    if first is None:
+        return ""
+    return _TOKENS if first.kind is first.VAR_KEYWORD else first.name
+
+
+def _in_place(
+    known: Mapping[str, inspect.Parameter], main: str, given: dict[str, Any]
+) -> tuple:
+    """Takes the arguments that have no keyword out of those given."""
+    args = []
+    for name, parameter in known.items():
+        has_default = parameter.default is not parameter.empty
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            if name in given or has_default:
+                args.append(given.pop(name, parameter.default))
+        elif parameter.kind is parameter.VAR_POSITIONAL and name == main:
+            args.append(given.pop(name))
+    return tuple(args)
 
 
 def _copied(module: Any) -> Any:
@@ -183,10 +222,11 @@ def _copied(module: Any) -> Any:
 def _as_function(
     module: Any, environment: Any
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
-    """Returns a module's tensors by name, and a function of them and of keywords.
+    """Returns a module's tensors by name, and the module as a function.
 
-    Tensors are parameters and buffers, each once, and attributes. What a module
-    computes, such as a parametrized weight, is none.
+    The function takes tensors, arguments and keywords. Tensors are parameters and
+    buffers, each once, and attributes. What a module computes, such as a parametrized
+    weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -196,10 +236,10 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
-    def run(params: Mapping[str, jax.Array], given: dict[str, Any]):
+    def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
         with environment:
             found = torch.func.functional_call(
-                module, *environment.j2t_iso((dict(params), (), given))
+                module, *environment.j2t_iso((dict(params), args, given))
             )
         return environment.t2j_iso(_first(found))
 

@@ -294,6 +294,52 @@ def test_parametrized_weights_are_computed_of_their_parameters(kind):
     chex.assert_trees_all_equal(before, dict(module.state_dict()))
 
 
+class Anything(Function):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class InPlace(Function):
+    def forward(self, tokens, unused=None, shift=0, /, *, factor=1):
+        return super().forward(tokens) * factor + shift
+
+
+class Keywords(Function):
+    def forward(self, **kwargs):
+        return super().forward(kwargs["input_ids"])
+
+
+def test_inputs_are_passed_by_place_where_they_have_no_keyword():
+    for kind in (Anything, InPlace):
+        _like_torch(kind(lambda _, x: x))
+    tokens = np.ones((B, S), int)
+    module = InPlace(lambda _, x: x)
+    wanted = module(torch.as_tensor(tokens), None, 2, factor=3).detach()
+    given = {"tokens": tokens, "shift": np.full(1, 2), "factor": np.full(1, 3)}
+    close(mh.wrap(module).logits(given), wanted)
+    module = Keywords(lambda _, x: x)
+    wanted = module(input_ids=torch.as_tensor(tokens)).detach()
+    for given in (tokens, {"input_ids": tokens}):
+        close(mh.wrap(module).logits(given), wanted)
+
+
+def test_a_module_is_taken_out_of_those_that_compile_or_spread_it(monkeypatch):
+    # As before torchax names itself a device.
+    spreading = sys.modules[torch.nn.DataParallel.__module__]
+    monkeypatch.setattr(spreading, "_get_available_device_type", lambda: None)
+    module, x = Model().eval(), features(B, S, 8)
+    module.layers[1] = torch.compile(module.layers[1], backend="eager")
+    for whole in (
+        torch.compile(module, backend="eager"),
+        torch.nn.DataParallel(module),
+    ):
+        subject = mh.wrap(whole)
+        assert "Model of PyTorch" in repr(subject)
+        assert {name.rpartition("/")[0] for name in subject.sites(x)} == set(PATHS)
+        assert subject.params.keys() == dict(Model().named_parameters()).keys()
+        assert hasattr(module.layers[1], "_orig_mod")
+
+
 def test_a_module_may_keep_what_it_computed():
     def function(module, x):
         module.weights = (x @ x.mT).softmax(-1)
