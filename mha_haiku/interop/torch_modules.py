@@ -5,6 +5,7 @@ in any JAX function. B batch, T positions.
 """
 
 import copy
+import dataclasses
 import functools
 import inspect
 import sys
@@ -88,20 +89,16 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    import torchax  # pyright: ignore[reportMissingImports]
-
-    tensors = (*module.parameters(), *module.buffers())
-    module = copy.deepcopy(module, {id(tensor): tensor for tensor in tensors}).eval()
+    module = _copied(_bare(module)).eval()
+    for part in module.modules():
+        part._modules = {name: _bare(child) for name, child in part._modules.items()}
     for method, option in _OPTIONS.items():
         if hasattr(module, method):
             getattr(module, method)(option)
     known = inspect.signature(module.forward).parameters
-    main = getattr(module, "main_input_name", None) or next(iter(known), "")
+    main = getattr(module, "main_input_name", None) or _main(known)
     _name_parts(module)
-    with warnings.catch_warnings():
-        # All attributes are asked for, deprecated ones too.
-        warnings.simplefilter("ignore")
-        params, run = torchax.extract_jax(module, environment)
+    params, run = _as_function(module, environment)
 
     def forward(
         params: Mapping[str, jax.Array],
@@ -137,7 +134,7 @@ def convert(module: Any) -> TorchModule:
             given = jax.tree.map(
                 lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
             )
-            return _first(run(params, (), given))
+            return run(params, _in_place(known, main, given), given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -159,6 +156,94 @@ def convert(module: Any) -> TorchModule:
             _num_tokens(module.get_decoder()) if has_decoder else None,
         ),
     )
+
+
+def _bare(module: Any) -> Any:
+    """Takes a module out of those that compile it or spread it over devices."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    spread = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
+    while True:
+        if hasattr(module, "_orig_mod"):
+            module = module._orig_mod
+        elif isinstance(module, spread):
+            module = module.module
+        else:
+            return module
+
+
+def _main(known: Mapping[str, inspect.Parameter]) -> str:
+    """Names the first argument; any keyword stands for tokens."""
+    first = next(iter(known.values()), None)
+    if first is None:
+        return ""
+    return _TOKENS if first.kind is first.VAR_KEYWORD else first.name
+
+
+def _in_place(
+    known: Mapping[str, inspect.Parameter], main: str, given: dict[str, Any]
+) -> tuple:
+    """Takes the arguments that have no keyword out of those given."""
+    args = []
+    for name, parameter in known.items():
+        has_default = parameter.default is not parameter.empty
+        if parameter.kind is parameter.POSITIONAL_ONLY:
+            if name in given or has_default:
+                args.append(given.pop(name, parameter.default))
+        elif parameter.kind is parameter.VAR_POSITIONAL and name == main:
+            args.append(given.pop(name))
+    return tuple(args)
+
+
+def _copied(module: Any) -> Any:
+    """Copies a module, which shares its parameters and buffers with the copy.
+
+    Of what it computed and keeps, the values are copied alone, as torch refuses to copy
+    where gradients come from.
+    """
+    import torch  # pyright: ignore[reportMissingImports]
+
+    class Values(torch.overrides.TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ):
+            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
+                tensor, memo = args
+                args = tensor.detach(), memo
+                memo[id(tensor)] = func(*args)
+                return memo[id(tensor)]
+            return func(*args, **(kwargs or {}))
+
+    tensors = (*module.parameters(), *module.buffers())
+    with Values():
+        return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+
+
+def _as_function(
+    module: Any, environment: Any
+) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
+    """Returns a module's tensors by name, and the module as a function.
+
+    The function takes tensors, arguments and keywords. Tensors are parameters and
+    buffers, each once, and attributes. What a module computes, such as a parametrized
+    weight, is none.
+    """
+    import torch  # pyright: ignore[reportMissingImports]
+
+    tensors = {**dict(module.named_parameters()), **dict(module.named_buffers())}
+    for name, part in module.named_modules():
+        for key, value in vars(part).items():
+            if isinstance(value, torch.Tensor):
+                tensors[f"{name}.{key}" if name else key] = value
+
+    def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
+        with environment:
+            found = torch.func.functional_call(
+                module, *environment.j2t_iso((dict(params), args, given))
+            )
+        return environment.t2j_iso(_first(found))
+
+    return environment.t2j_copy(tensors), run
 
 
 def _predicts_next(module: Any) -> bool:
@@ -268,11 +353,18 @@ def _environment() -> Any:
         import torch  # pyright: ignore[reportMissingImports]
         import torchax.interop  # pyright: ignore[reportMissingImports]
         import torchax.tensor  # pyright: ignore[reportMissingImports]
+        import torchax.view  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise checks.ConfigError(
             "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
             f"\n{error}"
         ) from None
+
+    here = (torchax.tensor.Tensor, torchax.view.View)
+    tree_map_only = torch.utils._pytree.tree_map_only
+
+    def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any):
+        return torch.as_tensor(data, dtype=dtype or of.dtype)
 
     class Environment(torchax.tensor.Environment):
         """Runs operations of torch in JAX, without adding names."""
@@ -280,15 +372,42 @@ def _environment() -> Any:
         def __init__(self):
             super().__init__()
             # torch folds the axes of a batch and of heads, which this keeps apart.
-            matmul = functools.partial(torchax.interop.call_jax, jnp.matmul)
-            names = torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__
-            for name in names:
-                self.override_op_definition(name, matmul)
+            for name in torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__:
+                self.override_op_definition(name, self._matmul)
+            self.override_op_definition(torch.Tensor.new_tensor, _new_tensor)
 
-        def dispatch(self, *args: Any, **kwargs: Any):
+        def _matmul(self, *args: Any):
+            return self.j2t_iso(jnp.matmul(*self.t2j_iso(args)))
+
+        def _is_same_device(self, the_tensor: Any, new_device: Any):
+            # A module may name the CPU; what it computes stays where it is.
+            is_here = isinstance(the_tensor, here)
+            return is_here or super()._is_same_device(the_tensor, new_device)
+
+        def t2j_iso(self, torchtensors: Any):
+            # Tensors made without a device are constants, which torch itself computes
+            # up to where they meet others. Single numbers are left to torchax, which
+            # lets them take on the dtype of what they meet.
+            def moved(x: Any):
+                return x if isinstance(x, here) or not x.ndim else self.to_xla(x)
+
+            torchtensors = tree_map_only(torch.Tensor, moved, torchtensors)
+            return super().t2j_iso(torchtensors)
+
+        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None):
+            if getattr(getattr(func, "_schema", None), "is_mutable", False):
+                written = (kwargs or {}).get("out", args[0])
+                if not isinstance(written, here) and any(
+                    isinstance(x, here) for x in args
+                ):
+                    raise TypeError(
+                        "function must write what it computes into tensors on the "
+                        "device of its inputs, as of torch.zeros(3, device=x.device), "
+                        f"got {func} into a tensor made without device=."
+                    )
             # What torchax adds to a path ends there: it is no module.
             with jax.named_scope("torch::"):
-                return super().dispatch(*args, **kwargs)
+                return super().dispatch(func, types, args, kwargs)
 
     return Environment()
 
@@ -335,8 +454,19 @@ def _scoped(function: Callable, name: str) -> Callable:
 
 
 def _first(output: Any) -> Any:
-    """Takes the logits out of a module's result, or else its first output."""
-    if isinstance(output, Mapping):
-        values = {name: x for name, x in output.items() if x is not None}
-        return _first(values.get("logits", next(iter(values.values()))))
-    return _first(output[0]) if isinstance(output, tuple | list) else output
+    """Takes the logits out of a module's result, or else its first output.
+
+    Fields of dataclasses and of named tuples are outputs by name, like those of
+    mappings; None is no output.
+    """
+    names = getattr(output, "_fields", None)
+    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        names = [field.name for field in dataclasses.fields(output)]
+    if names is not None:
+        output = {name: getattr(output, name) for name in names}
+    if isinstance(output, tuple | list):
+        output = dict(enumerate(output))
+    if not isinstance(output, Mapping):
+        return output
+    values = {name: x for name, x in output.items() if x is not None}
+    return _first(values.get("logits", next(iter(values.values()), None)))

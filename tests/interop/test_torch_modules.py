@@ -1,9 +1,12 @@
 """PyTorch modules as subjects, next to torch itself."""
 
+import dataclasses
 import importlib.util
 import inspect
 import sys
+from typing import Any, NamedTuple
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -189,6 +192,183 @@ def test_lengths_become_the_mask_and_padding_is_not_felt():
     assert (weights[1, ..., 3:] == 0).all()
     with pytest.raises(ValueError, match="Linear takes no attention_mask"):
         mh.wrap(torch.nn.Linear(8, 8)).logits(example)
+
+
+class Function(torch.nn.Module):
+    """A function of a module and of an embedding `[B, T, 8]` of tokens `[B, T]`."""
+
+    def __init__(self, function):
+        super().__init__()
+        self.embed = torch.nn.Embedding(31, 8)
+        self.function = function
+
+    def forward(self, tokens):
+        return self.function(self, self.embed(tokens))
+
+
+def _like_torch(module):
+    tokens = np.random.default_rng(0).integers(0, 31, (B, S))
+    wanted = module.eval()(torch.as_tensor(tokens)).detach()
+    close(mh.wrap(module).logits(tokens), wanted)
+
+
+class Fields(NamedTuple):
+    hidden: Any
+    logits: Any
+
+
+@dataclasses.dataclass
+class Results:
+    loss: Any
+    logits: Any
+
+
+@dataclasses.dataclass
+class Hidden:
+    cache: Any
+    hidden: Any
+
+
+OUTPUTS = {
+    "mapping": lambda x: {"loss": None, "hidden": x + 1, "logits": x},
+    "no logits": lambda x: {"logits": None, "hidden": x},
+    "named tuple": lambda x: Fields(x + 1, x),
+    "dataclass": lambda x: Results(x + 1, x),
+    "dataclass without logits": lambda x: Hidden(None, x),
+    "tuple": lambda x: (None, x, x + 1),
+    "nested": lambda x: [None, Results(None, (None, x))],
+    "list": lambda x: [x, x + 1],
+}
+
+
+@pytest.mark.parametrize("kind", OUTPUTS)
+def test_logits_or_the_first_output_is_the_result(kind):
+    module = Function(lambda _, x: OUTPUTS[kind](x))
+    wanted = module.embed.weight.detach()[:S]
+    close(mh.wrap(module).logits(np.arange(S)[None]), wanted[None])
+
+
+SHARED = torch.ones(S, 8).cumsum(0)
+CONSTANTS = {
+    "ones": lambda x: torch.tril(torch.ones(S, S)) @ x,
+    "full": lambda x: (torch.full((S, S), -torch.inf).triu(1)).softmax(-1) @ x,
+    "mask": lambda x: x.masked_fill(torch.ones(S, 8, dtype=torch.bool).triu(1), 0),
+    "indices": lambda x: x[:, torch.arange(S - 1, -1, -1, device="cpu")],
+    "lists": lambda x: x * torch.tensor([1.0, 2] * 4) + torch.as_tensor([3] * 8),
+    "numpy": lambda x: x * torch.from_numpy(np.tri(S, 8)).float(),
+    "like": lambda x: x + x.new_tensor([1, 2] * 4),
+    "one": lambda x: x * torch.sqrt(torch.tensor(8)) * int(torch.ones(S).sum()),
+    "shared": lambda x: torch.cat([SHARED[None], x]),
+    "cpu": lambda x: x.cpu() + torch.zeros(8).to("cpu"),
+    "alone": lambda x: torch.zeros(B, S, 8).fill_(2),
+}
+
+
+def test_tensors_made_without_a_device_are_constants():
+    def each(_, x):
+        return torch.cat([function(x) for function in CONSTANTS.values()])
+
+    _like_torch(Function(each))
+    half = Function(lambda _, x: x * torch.tensor(2.0)).bfloat16()
+    assert mh.wrap(half).logits(np.ones((B, S), int)).dtype == jnp.bfloat16
+
+
+NORMS = torch.nn.utils.parametrizations
+PARAMETRIZED = {
+    "weight": NORMS.weight_norm,
+    "spectral": NORMS.spectral_norm,
+    "by a hook": torch.nn.utils.weight_norm,
+}
+
+
+@pytest.mark.parametrize("kind", PARAMETRIZED)
+def test_parametrized_weights_are_computed_of_their_parameters(kind):
+    module = Function(lambda module, x: module.inner(x)).eval()
+    module.inner = PARAMETRIZED[kind](torch.nn.Linear(8, 8))
+    before = {name: x.clone() for name, x in module.state_dict().items()}
+    _like_torch(module)
+    params = mh.wrap(module).params
+    names = {name for name, _ in module.named_parameters()}
+    names |= {name for name, _ in module.named_buffers()}
+    assert names == params.keys() - {"inner.weight"}
+    chex.assert_trees_all_equal(before, dict(module.state_dict()))
+
+
+class Anything(Function):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+class InPlace(Function):
+    def forward(self, tokens, unused=None, shift=0, /, *, factor=1):
+        return super().forward(tokens) * factor + shift
+
+
+class Keywords(Function):
+    def forward(self, **kwargs):
+        return super().forward(kwargs["input_ids"])
+
+
+def test_inputs_are_passed_by_place_where_they_have_no_keyword():
+    for kind in (Anything, InPlace):
+        _like_torch(kind(lambda _, x: x))
+    tokens = np.ones((B, S), int)
+    module = InPlace(lambda _, x: x)
+    wanted = module(torch.as_tensor(tokens), None, 2, factor=3).detach()
+    given = {"tokens": tokens, "shift": np.full(1, 2), "factor": np.full(1, 3)}
+    close(mh.wrap(module).logits(given), wanted)
+    module = Keywords(lambda _, x: x)
+    wanted = module(input_ids=torch.as_tensor(tokens)).detach()
+    for given in (tokens, {"input_ids": tokens}):
+        close(mh.wrap(module).logits(given), wanted)
+
+
+def test_a_module_is_taken_out_of_those_that_compile_or_spread_it(monkeypatch):
+    # As before torchax names itself a device.
+    spreading = sys.modules[torch.nn.DataParallel.__module__]
+    monkeypatch.setattr(spreading, "_get_available_device_type", lambda: None)
+    module, x = Model().eval(), features(B, S, 8)
+    module.layers[1] = torch.compile(module.layers[1], backend="eager")
+    for whole in (
+        torch.compile(module, backend="eager"),
+        torch.nn.DataParallel(module),
+    ):
+        subject = mh.wrap(whole)
+        assert "Model of PyTorch" in repr(subject)
+        assert {name.rpartition("/")[0] for name in subject.sites(x)} == set(PATHS)
+        assert subject.params.keys() == dict(Model().named_parameters()).keys()
+        assert hasattr(module.layers[1], "_orig_mod")
+
+
+def test_a_module_may_keep_what_it_computed():
+    def function(module, x):
+        module.weights = (x @ x.mT).softmax(-1)
+        module.kept.append({"mean": (x.mean(),)})
+        return module.weights @ x
+
+    module = Function(function)
+    module.kept = []
+    module(torch.zeros(B, S, dtype=torch.int32))
+    weights, kept = module.weights, module.kept[0]["mean"][0]
+    copy = torch_modules._copied(module)
+    assert copy.kept[0]["mean"][0].item() == kept.item()
+    assert copy.embed.weight is module.embed.weight
+    assert mh.wrap(module).sites(np.ones((B, S), int))
+    assert module.weights is weights and weights.requires_grad
+    assert [x["mean"][0] for x in module.kept] == [kept]
+    _like_torch(module)
+
+
+def test_what_is_computed_is_not_written_into_a_constant():
+    def write(_, x, **options):
+        rows = torch.zeros(B, S, 8, **options)
+        rows[:, 1:] = x[:, 1:]
+        return rows
+
+    _like_torch(Function(lambda _, x: write(_, x, device=x.device)))
+    for wrong in (write, lambda _, x: torch.add(x, 1, out=torch.zeros(B, S, 8))):
+        with pytest.raises(TypeError, match="device of its inputs.*got aten"):
+            mh.wrap(Function(wrong)).logits(np.ones((B, S), int))
 
 
 def test_mask_of_padding_at_the_end_becomes_lengths():
