@@ -153,6 +153,7 @@ def test_one_head_has_no_order(drawn):
     assert not opened.locator("#rank").is_visible()
 
 
+@pytest.mark.slow
 def test_earlier_steps_say_where_the_numbers_are(drawn):
     first = samples.maps(name="step 1", step=1)
     opened = drawn(samples.show(first, _maps("step 2", step=2)), address="#set=0")

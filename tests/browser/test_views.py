@@ -88,6 +88,7 @@ def test_lines_go_to_the_keys_of_the_token_that_is_pointed_at(drawn):
     opened.wait_for_url(re.compile("heads=0.1.2"))
 
 
+@pytest.mark.slow
 def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
     mean = np.arange(L * H, dtype=np.float64).reshape(L, H) / 8
     ranks = np.stack([np.full((L, H), 2.0), np.full((L, H), 4.0)], -1)

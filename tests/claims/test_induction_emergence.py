@@ -7,6 +7,7 @@ import pytest
 from experiments.claims import induction_emergence as claim
 
 
+@pytest.mark.slow
 def test_the_query_is_an_item_and_its_label_stands_at_the_place():
     tokens, right, places = map(np.asarray, claim.drawn(jax.random.key(0), 5))
     assert tokens.shape[1] == 11

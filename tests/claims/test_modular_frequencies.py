@@ -14,6 +14,7 @@ def _waves(keys, at):
     return np.cos(turns), np.sin(turns)
 
 
+@pytest.mark.slow
 def test_waves_are_told_from_what_is_learned_by_heart():
     numbers = np.arange(P)
     embedding = np.concatenate(

@@ -250,6 +250,7 @@ def test_a_control_can_fail(claim):
         assert criterion.holds(criterion.value(planted.numbers)), criterion.name
 
 
+@pytest.mark.slow
 def test_the_readme_of_claims_tells_the_stored_results():
     outcomes = [
         telling.Outcome.read(claims.load(name), reproduce.STORED)

@@ -112,6 +112,7 @@ def test_statistics_and_maps_of_own_text_up_to_all_positions(imported, capsys):
     assert "tokens must be an integer from 0 to 22" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
     workdir = f"--workdir={imported('sentences')}"
     for script, flags, message in (

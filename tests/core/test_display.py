@@ -63,6 +63,7 @@ def test_arrays_of_a_mask_are_shown_by_their_shape():
     assert repr(masks.padding(np.arange(20))) == "padding(int64[20])"
 
 
+@pytest.mark.slow
 def test_a_map_says_shape_dtype_mask_and_range(attention_map):
     text = repr(attention_map)
     assert text.startswith("AttentionMap(float32[2,4,5,7] [B..., H, T, S] in [0, 1]")

@@ -62,6 +62,7 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_pruned_models_are_saved_with_zeros_or_as_they_are(tmp_path, caplog):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     keep = np.array([[True, False, True, True], [False, True, True, True]])

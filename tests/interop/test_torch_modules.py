@@ -138,6 +138,7 @@ def features(*shape):
     return np.random.default_rng(0).normal(size=shape).astype(np.float32)
 
 
+@pytest.mark.slow
 def test_sites_are_named_after_modules_alone():
     found = mh.wrap(Model()).sites(features(B, S, 8))
     names = {name.rpartition("/")[0] for name in found}
@@ -264,6 +265,7 @@ CONSTANTS = {
 }
 
 
+@pytest.mark.slow
 def test_tensors_made_without_a_device_are_constants():
     def each(_, x):
         return torch.cat([function(x) for function in CONSTANTS.values()])
@@ -371,6 +373,7 @@ def test_what_is_computed_is_not_written_into_a_constant():
             mh.wrap(Function(wrong)).logits(np.ones((B, S), int))
 
 
+@pytest.mark.slow
 def test_mask_of_padding_at_the_end_becomes_lengths():
     mask = np.arange(S) < np.array([[S], [3]])
     x = features(B, S, 8)

@@ -32,6 +32,7 @@ def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
         np.testing.assert_array_equal(masked[b, 0], ~allowed)
 
 
+@pytest.mark.slow
 def test_masked_cells_of_a_pooled_map_hold_no_open_pair():
     query = np.zeros((B, T, H, K), np.float32)
     mask = masks.window(14, 0) & masks.padding(LENGTHS)

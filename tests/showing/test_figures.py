@@ -92,6 +92,7 @@ def test_rows_are_queries_and_columns_are_keys(load):
         np.testing.assert_array_equal(weights, own.astype("f4"))
 
 
+@pytest.mark.slow
 def test_padding_is_not_shown(load):
     (panel, *_) = _panels(_figure(load(lengths=[3, 5]), 0))
     assert panel.get_images()[0].get_array().shape == (3, 3)

@@ -37,6 +37,7 @@ def test_a_grid_has_a_panel_for_each_head(attention_map):
     assert labels_of(panels[-1], "x") == [*"abcde", "$f$"]
 
 
+@pytest.mark.slow
 def test_one_head_of_one_example_with_masked_cells(attention_map):
     figure = mh.plot(attention_map, head=3, example=1, colors="magma", size=(4, 3))
     (axes,) = panels_of(figure)
@@ -63,6 +64,7 @@ def test_layers_are_rows(attention_map):
     np.testing.assert_allclose(one.images[0].get_array(), drawn, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_text_stays_text_in_vector_files(attention_map, kind):
     figure = mh.plot(attention_map, head=0, tokens=["Wort", "b", "c", "d"])

@@ -132,6 +132,7 @@ def test_maps_of_a_subject_and_of_a_folder_are_drawn(folder):
     assert titles == ["head 1"] * 3
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared(run):
     page = page_of(mh.show(run, compare={"again": run}))
     assert [each["name"] for each in page["sets"]] == ["reverse, step 0", "again"]

@@ -92,6 +92,7 @@ def test_a_page_has_the_statistics_of_the_heads():
         assert number["label"] == mh.attention.STATISTICS[number["name"]].label
 
 
+@pytest.mark.slow
 def test_a_notebook_gets_one_closed_frame_above_a_picture(view):
     frames = Frames(view._repr_html_())
     (frame,) = frames.of("iframe")
@@ -175,6 +176,7 @@ def test_layers_are_a_list_or_named_by_a_dict(attention_map):
     np.testing.assert_allclose(np.nan_to_num(weights_of(page)), chosen, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_two_maps_are_compared(attention_map):
     page = page_of(mh.show(attention_map, compare={"after": make_map(3)}))
     assert [each["name"] for each in page["sets"]] == ["first", "after"]

@@ -39,6 +39,7 @@ class Cells(html.parser.HTMLParser):
         return [text for kind, _, text in self.cells if kind == tag]
 
 
+@pytest.mark.slow
 def test_statistics_are_a_row_each(attention_map):
     statistics = attention_map.statistics()
     cells = Cells(statistics._repr_html_())

@@ -71,6 +71,7 @@ def test_nothing_is_written_if_a_format_is_unknown(formats, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
     found = four_letters.roles()
     paths = found.save(tmp_path)

@@ -431,6 +431,7 @@ def test_somebodys_function_is_asked_in_the_same_way(foreign):
     assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
+@pytest.mark.slow
 def test_parameters_that_are_no_arrays_stay_what_they_are(foreign):
     def function(params, tokens):
         named = dict(zip(params["names"].tolist(), params["arrays"], strict=True))
@@ -749,6 +750,7 @@ def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
         assert np.ptp(theirs) > 0.1
 
 
+@pytest.mark.slow
 def test_places_in_windows_are_refused():
     keys = iter(jax.random.split(jax.random.key(0), 4))
     normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
@@ -964,6 +966,7 @@ def test_a_function_writes_at_least_one_token(foreign, tokens):
         foreign.generate("abc", tokens=tokens)
 
 
+@pytest.mark.slow
 def test_examples_may_be_one_batch_or_none(foreign):
     (batch,) = foreign.batches
     (found,) = mh.wrap(_by_hand, foreign.params, examples=batch).batches

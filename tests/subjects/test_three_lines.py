@@ -183,6 +183,7 @@ def test_4_a_head_is_ablated_and_the_loss_read(subject_of, name):
     assert not np.allclose(found["before"], found["after"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", WITH_LOGITS)
 def test_5_an_activation_is_patched_and_shown(subject_of, name):
     found = tried(

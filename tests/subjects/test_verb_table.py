@@ -185,6 +185,7 @@ _LONG = ("learn_gates", "train", "sweep", "prune", "rollout", "reads", "why", "w
 _BUILT = ("causal", "encoder", "encoder-decoder", "sentences")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "verb"),
     [

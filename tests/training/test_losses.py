@@ -65,6 +65,7 @@ def test_loss_is_float32_and_huge_logits_are_finite(dtype):
     np.testing.assert_allclose(value, [6e4], rtol=1e-2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_what_has_no_weight_cannot_be_felt(bad):
     logits, targets, weights = _random((B, T, C))

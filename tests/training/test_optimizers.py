@@ -248,6 +248,7 @@ def test_a_step_of_muon_is_that_of_optax_for_matrices_of_layers():
     jax.tree.map(close, found, stacked)
 
 
+@pytest.mark.slow
 def test_every_optimizer_has_a_name():
     params = jax.tree.map(jnp.float32, _PARAMS)
     for name in optimizers.OPTIMIZERS:

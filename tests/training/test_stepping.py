@@ -167,6 +167,7 @@ def test_state_is_donated(task, make_model):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
+@pytest.mark.slow
 def test_it_learns(task, make_model):
     training = _Training(make_model(), task, optax.adam(0.1))
     _, (before, _, after) = training.run(1, 99, 100)
@@ -215,6 +216,7 @@ def _break(monkeypatch, bad_steps, scale=jnp.nan):
     monkeypatch.setattr(stepping, "gradients", broken)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
     task, make_model, monkeypatch, bad

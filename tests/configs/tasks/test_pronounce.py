@@ -49,6 +49,7 @@ def test_no_word_is_in_both_parts_and_held_out_words_are_there_once():
     np.testing.assert_allclose(share, 0.1, atol=0.005)
 
 
+@pytest.mark.slow
 def test_every_pronunciation_of_a_word_is_right():
     task = make()
     said = {}

@@ -134,6 +134,7 @@ def test_statistics_of_a_new_query_are_those_among_all():
             np.testing.assert_allclose(found["received_gini"][b], gini, 1e-5, 1e-6)
 
 
+@pytest.mark.slow
 def test_nan_that_a_window_has_left_behind_is_gone():
     mask = masks.window(2, 0)
     wanted = oracles.attention(

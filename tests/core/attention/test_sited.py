@@ -48,6 +48,7 @@ def test_the_map_weights_and_heads_are_those_that_attend_returns(implementation)
     np.testing.assert_allclose(found["heads"], mixed(found["weights"]), atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 def test_edited_weights_change_the_heads_and_what_is_seen(implementation, around):
@@ -90,6 +91,7 @@ def test_weights_are_edited_under_a_vmap_that_they_are_part_of():
     np.testing.assert_allclose(run(QUERY), jax.vmap(one)(QUERY) / 2, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_an_edited_map_is_that_of_its_queries():
     _, other = attend(QUERY[::-1])
     values, whole = mh.edit(attend, {"map": lambda _: other})(QUERY)
@@ -132,6 +134,7 @@ def test_scores_that_are_cut_are_masked(implementation):
     assert np.isfinite(jax.grad(lambda x: cut(x)[0][0].sum())(QUERY)).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("facet", ["scores", "weights"])
 def test_an_edited_map_keeps_the_mask(facet):
     change = {"scores": lambda x: x / 2, "weights": lambda x: 0 * x}[facet]
@@ -261,6 +264,7 @@ def test_an_edit_that_makes_nan_gives_nan(name):
     assert np.isnan(found["map"].statistics().entropy).sum() == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("around", [lambda f: f, jax.vmap], ids=["plain", "vmap"])
 @pytest.mark.parametrize("implementation", ["dense", "blockwise"])
 @pytest.mark.parametrize("name", ["scores", "weights", "map"])
@@ -282,6 +286,7 @@ def test_an_edit_that_changes_nothing_keeps_the_dropout(name, implementation, ar
     assert abs(wanted - without).max() > 0.1
 
 
+@pytest.mark.slow
 def test_weights_alone_are_a_map():
     weights = jax.nn.softmax(jax.random.normal(_KEYS[4], (B, H, T, S)))
     whole = sited.map_of_weights(weights, value=VALUE)

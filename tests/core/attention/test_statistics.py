@@ -122,6 +122,7 @@ def test_statistics_count_positions_from_the_first_query(arrays):
         np.testing.assert_allclose(found, values, 1e-5, 1e-5, err_msg=name)
 
 
+@pytest.mark.slow
 def test_pooled_map_equals_the_pooled_matrix(found):
     found, weights = found
     expected = oracles.pooled_map(weights, bin_edges(T, 7), bin_edges(S, 9))
@@ -135,6 +136,7 @@ PARTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("queries", "keys", "bins"), PARTS)
 def test_pooled_map_zooms_into_a_part(queries, keys, bins, arrays, monkeypatch):
     use_tiles(monkeypatch, *SMALL)

@@ -29,6 +29,7 @@ def scores_of(sizes, mask, size):
     return count
 
 
+@pytest.mark.slow
 def test_causal_tiles_are_smaller_than_those_of_a_full_map():
     full, causal = sizes_of(masks.full()), sizes_of(masks.causal())
     assert full.rows * full.columns > causal.rows * causal.columns

@@ -104,6 +104,7 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
     np.testing.assert_array_equal(later, wanted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "mask",
     [

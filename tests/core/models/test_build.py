@@ -69,7 +69,7 @@ def _run(family, positions, precision="float32"):
 
 @pytest.mark.parametrize(
     ("family", "positions"),
-    everyday.some(itertools.product(FAMILIES, models.POSITIONS), 3),
+    everyday.some(itertools.product(FAMILIES, models.POSITIONS), 1),
 )
 def test_every_family_runs_with_every_positions_in_either_precision(family, positions):
     inputs = _inputs(family)
@@ -159,6 +159,7 @@ def test_content_of_padding_changes_no_bit(family, positions):
     assert (whole[0, 0] != wanted[0][0, 0]).any() or family == "causal"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("fields", "lengths"),
     [
@@ -305,6 +306,7 @@ def test_options_that_the_inputs_cannot_have_are_refused():
             model.apply(params, None, tokens, segments=segments, is_training=False)
 
 
+@pytest.mark.slow
 def test_ids_without_a_row_are_refused_where_they_are_known():
     model = _build(embedding__segments=2)
     tokens = np.array([[0, 1, 2, 3, 4], [12, 5, 99, 0, -1]])
@@ -339,6 +341,7 @@ def test_scanned_layers_take_models_of_one_part():
         assert output.logits.shape == (B, T, C) and len(output.maps) == 2
 
 
+@pytest.mark.slow
 def test_training_has_dropout_and_says_so():
     model = _build()
     inputs = _inputs("encoder")

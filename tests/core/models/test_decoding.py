@@ -227,6 +227,7 @@ def test_a_stream_gives_what_generate_gives(strategy):
         assert_equal(new[b, size:], END)
 
 
+@pytest.mark.slow
 def test_without_an_end_token_all_texts_are_full():
     found = _generate(decoding.Greedy(), end_token=None)
     assert_equal(found.lengths, N)

@@ -237,6 +237,7 @@ def test_what_does_not_fit_a_decoder_is_refused(fields, message):
         models.check(_config(**fields))
 
 
+@pytest.mark.slow
 def test_inputs_that_do_not_fit_are_refused():
     given, model = _inputs(), _build(_config())
     params = _parameters(model, given)

@@ -43,6 +43,7 @@ def inputs(normal):
     return normal(B, T, D), normal(B, S, 13)
 
 
+@pytest.mark.slow
 def test_a_mask_of_ones_own_comes_on_top_of_causality(inputs, random_parameters):
     model = _decoder()
     params = random_parameters(model, *inputs)
@@ -105,6 +106,7 @@ def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
     jax.tree.map(assert_equal, sized.apply(params, None, *inputs), wanted)
 
 
+@pytest.mark.slow
 def test_one_part_may_be_made_by_a_function(inputs, random_parameters):
     def forward(x, encoded):
         layer = modules.DecoderLayer(

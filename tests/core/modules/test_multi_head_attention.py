@@ -72,6 +72,7 @@ def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     assert np.abs(unturned[1] - found[1]).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_mask_may_be_a_keyword(inputs, random_parameters):
     model = _model()
     params = random_parameters(model, *inputs)
@@ -82,6 +83,7 @@ def test_mask_may_be_a_keyword(inputs, random_parameters):
     assert (found[1][1, :, :, 2:] == 0).all()
 
 
+@pytest.mark.slow
 def test_dropout_is_off_by_default_and_leaves_the_map_clean(inputs, random_parameters):
     model = _model()
     params = random_parameters(model, *inputs)
@@ -97,6 +99,7 @@ def test_dropout_is_off_by_default_and_leaves_the_map_clean(inputs, random_param
         jax.eval_shape(apply, params, None, *inputs)
 
 
+@pytest.mark.slow
 def test_a_query_that_sees_nothing_gets_the_bias_alone(inputs, random_parameters):
     model = _model()
     params = random_parameters(model, *inputs)

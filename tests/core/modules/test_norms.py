@@ -38,6 +38,7 @@ def _transformed(make):
     return hk.transform(lambda x: make(name="norm")(x))
 
 
+@pytest.mark.slow
 def test_parameters_values_and_gradients_are_those_of_haiku(
     norm, normal, random_parameters
 ):

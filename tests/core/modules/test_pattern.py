@@ -80,6 +80,7 @@ def test_a_pruned_head_takes_its_learned_scale_with_it():
     assert _output(smaller, pruned)[0].logits.shape == (2, 6, V)
 
 
+@pytest.mark.slow
 def test_norms_over_all_heads_cannot_lose_a_head():
     config = _config(qk_norm=True, qk_norm_over="layer")
     _, params = _output(config)

@@ -15,6 +15,7 @@ from mha_haiku import positions
 B, T, H, K, D = 2, 4, 3, 6, 10
 
 
+@pytest.mark.slow
 def test_sinusoidal_features_are_sines_and_cosines_of_one_angle():
     index = np.asarray([[0, 1, 5], [200, 63, 7]])
     angles = index[..., None] / 10_000 ** (np.arange(0, D, 2) / D)
@@ -86,6 +87,7 @@ def test_rotary_turns_by_given_frequencies():
         positions.rotary(x, np.arange(T), frequencies=[1.0])
 
 
+@pytest.mark.slow
 def test_rotary_is_float64_for_float64():
     with jax.enable_x64(True):
         x = np.random.default_rng(0).normal(size=[T, H, K])

@@ -527,6 +527,7 @@ def test_what_the_program_reads_elsewhere_can_only_be_looked_at():
         sites.edit(function, {"*/map": lambda map_: map_})(x)
 
 
+@pytest.mark.slow
 def test_queries_and_keys_of_two_softmaxes_can_only_be_looked_at():
     w = jax.random.normal(jax.random.key(0), (3, 6, 6))
 

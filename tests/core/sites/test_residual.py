@@ -114,6 +114,7 @@ def _seen(function):
     return {n: x for n, x in found.items() if n.rpartition("/")[2] not in own}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layer", "stack"),
     [

@@ -74,6 +74,7 @@ def test_ablation_by_resampling_misses_the_backup():
     assert _circuit("redundant", heads.ablation, ablation_value=value).min() > LARGE
 
 
+@pytest.mark.slow
 def test_activation_patching_misses_the_backup():
     for kind, finds_second in (("backup", False), ("redundant", True)):
         known, subject, corrupted = _made(kind)

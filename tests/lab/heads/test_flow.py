@@ -70,6 +70,7 @@ def test_two_layers_by_hand():
     np.testing.assert_allclose(found, [0.25, 0.375, 0.75], atol=1e-6)
 
 
+@pytest.mark.slow
 def test_one_layer_flows_as_it_attends():
     (layer,) = _layers(heads=(2,))
     np.testing.assert_allclose(
@@ -89,6 +90,7 @@ def test_at_least_what_rolls_out_flows(mask):
     assert (found[rolled == 0] == 0).all()
 
 
+@pytest.mark.slow
 def test_what_sees_nothing_stays():
     found = flow(_layers(masks.padding([4, 2], [4, 2])), [2, 3])
     np.testing.assert_array_equal(found[1], np.eye(T)[2:])

@@ -148,6 +148,7 @@ def test_scanned_layers_are_pruned_as_looped_ones():
     assert found_config.to_json() == wanted_config.to_json()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", ["gelu", "swiglu"])
 def test_model_without_some_units_is_that_with_them_closed(activation):
     of = config(activation=activation)

@@ -350,6 +350,7 @@ def _matched(pair, batches):
     return heads.match((model, pair[0]), (model, pair[1]), examples)
 
 
+@pytest.mark.slow
 def test_padding_is_in_no_divergence_of_a_function_that_masks_only_keys():
     pair, row = _two_seeds(), np.array([1, 3, 2])
     tokens = np.stack([[*row, 0, 0], [0, 0, *row]])

@@ -623,6 +623,7 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
         np.testing.assert_allclose(first.terms.sum(), first.total, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("given", "message"),
     [

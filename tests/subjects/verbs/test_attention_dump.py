@@ -314,6 +314,7 @@ def test_a_page_is_made_of_what_a_user_gives(
     assert written == {"layer_00.png", "layer_01.png", "index.html"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -401,6 +402,7 @@ def test_a_picture_that_is_a_folder_is_a_mistake(whole, tmp_path):
         dumping.write_report(tmp_path)
 
 
+@pytest.mark.slow
 def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
     path = shutil.copy(whole, tmp_path)
     (tmp_path / "index.html").write_text("before")

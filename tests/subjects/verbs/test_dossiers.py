@@ -102,6 +102,7 @@ def test_numbers_are_those_that_were_computed(trained):
     assert "ablation" not in maps.columns and maps.missing
 
 
+@pytest.mark.slow
 def test_files_of_earlier_versions_are_left_out(trained, monkeypatch, tmp_path, caplog):
     shutil.copytree(trained, tmp_path, dirs_exist_ok=True)
     maps = MapSet.load(tmp_path / "attention" / "maps.npz")

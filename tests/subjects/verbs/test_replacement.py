@@ -143,6 +143,7 @@ def test_what_comes_after_the_question_is_not_ranked_in_causal_models(of_task):
     assert expected.any()
 
 
+@pytest.mark.slow
 def test_questions_are_all_positions_that_ask():
     keys = jax.random.split(jax.random.key(1), 200)
     weights = jnp.array([1.0, 0, 1, 0, 1])
@@ -156,6 +157,7 @@ def test_questions_are_all_positions_that_ask():
         assert asks.all()
 
 
+@pytest.mark.slow
 def test_stand_ins_are_all_other_tokens():
     keys = jax.random.split(jax.random.key(0), 200)
     inputs = jnp.array([0, 6, 3, 3, 1])
@@ -320,6 +322,7 @@ def test_the_csv_has_a_line_per_measure_and_layer(tmp_path):
         study.save(tmp_path / "file")
 
 
+@pytest.mark.slow
 def test_a_path_with_the_suffix_of_a_file_is_one_file(tmp_path):
     study = _study([[0.25, 0.5], [0.75, 0.5]], [[1, 0], [0, 0]])
     table, picture = study.save(tmp_path / "whole")

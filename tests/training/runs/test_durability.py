@@ -80,6 +80,7 @@ def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatc
     assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
 
 
+@pytest.mark.slow
 def test_damaged_checkpoint_is_trained_again_to_the_same_bits(
     make_config, whole, copy, caplog
 ):

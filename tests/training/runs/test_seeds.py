@@ -78,6 +78,7 @@ def test_each_folder_is_a_run_and_the_one_above_sums_up(three):
         runs.load(root)
 
 
+@pytest.mark.slow
 def test_ended_runs_are_left_as_they_are(three, capsys):
     config, root = three
     before = {path: path.stat().st_mtime_ns for path in root.rglob("*.*")}

@@ -159,6 +159,7 @@ def run(losses, run_folders):
     return run_folders / "heads2-sequence2"
 
 
+@pytest.mark.slow
 def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
     subject = Subject.of_folder(run)
     assert dict(computing.placed(subject).placement.mesh.shape) == {

@@ -128,6 +128,7 @@ def test_topics_of_another_python_are_named(tmp_path, monkeypatch):
         run.examples(1)
 
 
+@pytest.mark.slow
 def test_tokenizer_that_changed_is_refused(trained):
     folder = folders.Folder(trained[0])
     content = folder.tokenizer.read_bytes()

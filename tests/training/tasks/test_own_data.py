@@ -83,6 +83,7 @@ def test_longer_texts_move_none_of_the_others(labels):
     assert before == {x for x in after if "plus" in x}
 
 
+@pytest.mark.slow
 def test_what_is_behind_the_length_does_not_count():
     lengths = np.arange(200) % 9 + 1
     task = tasks.from_arrays(TOKENS, TOKENS, lengths=lengths)
@@ -182,6 +183,7 @@ def test_a_label_is_told_from_a_text_to_write():
         assert (task.question(example), task.answer(example.targets)) in SUMS
 
 
+@pytest.mark.slow
 def test_labels_of_texts_keep_their_names():
     pairs = [(source, "odd" if odd else "even") for source, odd in PARITY]
     task = tasks.from_examples(pairs)

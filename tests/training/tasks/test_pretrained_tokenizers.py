@@ -305,6 +305,7 @@ def test_a_kept_tokenizer_needs_no_file(make, tmp_path):
     np.testing.assert_array_equal(again.train_data, task.train_data)
 
 
+@pytest.mark.slow
 def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
     with pytest.raises(
         checks.ConfigError, match="tokenizer .* cannot be read: No such"

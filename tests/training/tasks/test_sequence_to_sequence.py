@@ -31,6 +31,7 @@ def first(batch, index=0):
     return jax.tree.map(lambda x: x[index], batch)
 
 
+@pytest.mark.slow
 @every_task
 def test_example_has_the_declared_shapes_types_and_ranges(name, sampled):
     task, batch = make(name), sampled(make(name))

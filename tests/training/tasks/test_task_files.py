@@ -213,6 +213,7 @@ def test_every_command_that_opens_a_run_can_trust_it():
             assert {"workdir", "trust_code"} <= flags and name in named
 
 
+@pytest.mark.slow
 def test_the_file_of_a_run_is_found_from_another_working_directory(
     make_config, monkeypatch
 ):

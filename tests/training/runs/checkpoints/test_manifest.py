@@ -44,6 +44,7 @@ def whole(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @hypothesis.given(data=st.data())
 @hypothesis.settings(max_examples=200)
 def test_every_flipped_bit_of_a_file_is_found(whole, data):
