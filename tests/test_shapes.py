@@ -16,7 +16,6 @@ from mha_haiku.core.attention import (
     reference,
     scores,
 )
-from tests import everyday
 
 B, T, S, H, G, K, V = 2, 3, 5, 6, 2, 4, 7
 
@@ -57,12 +56,10 @@ def arrays():
     return [jax.random.normal(*each) for each in zip(keys, shapes, strict=True)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("implementation", "score"),
-    everyday.those(
-        [("dense", "dot_product"), ("blockwise", "cosine"), ("dense", "linear")],
-        ("dense", "linear"),
-    ),
+    [("dense", "dot_product"), ("blockwise", "cosine"), ("dense", "linear")],
 )
 def test_attention_and_its_map_have_the_shapes_that_they_say(
     implementation, score, arrays, everything_checked

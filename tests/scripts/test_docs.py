@@ -44,6 +44,7 @@ def test_the_site_has_every_public_name_and_its_links_lead_somewhere(tmp_path):
                 assert is_code or to.exists(), f"{page} leads to {link}"
 
 
+@pytest.mark.slow
 def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     pytest.importorskip("pdoc")
     (tmp_path / "mine").write_text("")

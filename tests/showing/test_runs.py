@@ -141,6 +141,7 @@ def test_two_runs_are_compared(run):
     assert names == ["reverse, step 0 (1)", "reverse, step 0 (2)"]
 
 
+@pytest.mark.slow
 def test_what_runs_do_not_take_is_refused(run, tmp_path):
     with pytest.raises(ValueError, match="tokens must be None for a run"):
         mh.show(run, tokens="abc")

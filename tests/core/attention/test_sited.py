@@ -254,6 +254,7 @@ def test_the_slope_of_a_gate_of_weights_is_the_same_at_every_gate(implementation
         np.testing.assert_allclose(jax.grad(loss)(gate, key), wanted, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["scores", "weights"])
 def test_an_edit_that_makes_nan_gives_nan(name):
     run = mh.edit(attend, {name: lambda x: x.at[0, 1, 2, 0].set(jnp.nan)})

@@ -105,6 +105,7 @@ class Favorite(attention.Score):
         return attention.dot_product()(query, key) + bonus * likes
 
 
+@pytest.mark.slow
 def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
     monkeypatch.setattr(anatomy, "_AXES", dict(anatomy._AXES))
     monkeypatch.setitem(modules.SCORES, "favorite", None)  # taken away afterwards

@@ -414,6 +414,7 @@ def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
     assert (tmp_path / "index.html").read_text() == "before"
 
 
+@pytest.mark.slow
 def test_without_matplotlib_the_page_alone_is_written(whole, tmp_path, monkeypatch):
     shutil.copy(whole, tmp_path)
     monkeypatch.setattr(drawing, "is_possible", lambda: False)

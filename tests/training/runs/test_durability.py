@@ -97,6 +97,7 @@ def test_damaged_checkpoint_is_trained_again_to_the_same_bits(
     assert faults.reports(copy) == reports
 
 
+@pytest.mark.slow
 def test_run_without_a_good_checkpoint_does_not_start_afresh(make_config, copy):
     for path in (copy / "checkpoints").glob("*/manifest.json"):
         path.unlink()

@@ -160,6 +160,7 @@ def test_each_starts_from_another_run_as_alone(three, whole, make_config, tmp_pa
     assert reports[0] != faults.reports(tmp_path / "three/seed_4")
 
 
+@pytest.mark.slow
 def test_other_seeds_in_the_folder_are_refused(three, whole, make_config):
     config, root = three
     for other, folder in (
