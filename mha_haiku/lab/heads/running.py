@@ -274,7 +274,7 @@ def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     mask, lengths = _mask(example, side), getattr(example, f"{side}lengths")
     if mask is None:
         return lengths
-    seen = _counted(mask.shape[1], example, side)
+    seen = counted(mask.shape[1], example, side)
     return mask.shape[1] + jnp.argmax(seen, 1) - jnp.argmax(seen[:, ::-1], 1)
 
 
@@ -284,7 +284,7 @@ def valid(size: int, example: tasks.Example, kind: str) -> Array:
     Lengths say so, and the masks of a wrapped function's inputs, `attention_mask` and
     `decoder_attention_mask` `[B, T]`.
     """
-    return _counted(size, example, _side(example, kind))
+    return counted(size, example, _side(example, kind))
 
 
 def _has_decoder(example: tasks.Example) -> bool:
@@ -304,17 +304,17 @@ def _mask(example: tasks.Example, side: str) -> Array | np.ndarray | None:
     return mask if np.shape(mask) == np.shape(inputs)[:2] else None
 
 
-def _counted(size: int, example: tasks.Example, side: str) -> Array:
+def counted(size: int, example: tasks.Example, side: str) -> Array:
     """Marks which of `size` inputs of a side count, `[B, size]`."""
-    counted = jnp.ones((len(example.inputs), size), bool)
+    marks = jnp.ones((len(example.inputs), size), bool)
     lengths, mask = getattr(example, f"{side}lengths"), _mask(example, side)
     if lengths is not None:
-        counted &= jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
+        marks &= jnp.arange(size)[None] < jnp.asarray(lengths)[:, None]
     if mask is not None and mask.shape[1] == size:
         seen = jnp.asarray(mask) > 0
         # Without a positive number it is added to scores, and 0 means seen.
-        counted &= jnp.where(seen.any(), seen, jnp.asarray(mask) == 0)
-    return counted
+        marks &= jnp.where(seen.any(), seen, jnp.asarray(mask) == 0)
+    return marks
 
 
 def without_padding(
@@ -350,7 +350,7 @@ def without_padding(
     is_key = jnp.ones((len(inputs), num_keys), bool)
     if (example.inputs if kind == "cross" else inputs).shape[1] == num_keys:
         side = "" if kind == "cross" else _side(example, kind)
-        is_key = _counted(num_keys, example, side)
+        is_key = counted(num_keys, example, side)
         on_padding = attention_map.apply(1.0 * ~is_key[..., None, None])
         is_key |= (on_padding != 0).any((1, 2, 3))[:, None]
     weighting = attention_map.weighting

@@ -85,8 +85,8 @@ def circuit(
 
     An edge goes from the embedding, a head or a feed-forward part to the queries, keys
     or values of a head, to a feed-forward part or to the logits. Without texts,
-    held-out examples are paired with the next example of the same lengths; an example
-    without a partner is left out.
+    held-out examples are paired with the next example of the same lengths, with padding
+    in the same places; an example without a partner is left out.
 
     Args:
       subject: The model.
@@ -211,10 +211,15 @@ def _answers(
 
 
 def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
-    """Returns the examples that have another of the same lengths, and the others."""
-    lengths = [x for x in (batch.lengths, batch.decoder_lengths) if x is not None]
-    lengths = np.stack([np.zeros(len(batch.inputs), int), *lengths])
-    _, groups = np.unique(lengths, axis=1, return_inverse=True)
+    """Returns the examples that have another with the same padding, and the others."""
+    sides = {"": batch.inputs, "decoder_": batch.decoder_inputs}
+    counted = [
+        running.counted(np.shape(inputs)[1], batch, side)
+        for side, inputs in sides.items()
+        if inputs is not None
+    ]
+    _, groups = np.unique(np.concatenate(counted, 1), axis=0, return_inverse=True)
+    groups = groups.ravel()
     after = np.arange(len(groups))
     for group in range(groups.max() + 1):
         members = np.flatnonzero(groups == group)

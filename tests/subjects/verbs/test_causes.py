@@ -5,6 +5,7 @@ import csv
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import commands, heads, tasks
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training.runs import folders
@@ -58,6 +59,28 @@ def test_pairs_have_the_same_lengths(make_config, monkeypatch):
     assert (clean.inputs != corrupted.inputs).any(-1).all()
     with pytest.raises(ValueError, match="examples must have two of the same lengths"):
         subject.circuit(examples=1)
+
+
+def test_pairs_have_their_padding_in_the_same_places(monkeypatch):
+    mask = np.array([[0, 1, 1], [1, 1, 0], [0, 1, 1], [1, 1, 1], [1, 1, 0], [0, 1, 1]])
+    given = {"inputs": np.arange(18).reshape(6, 3), "attention_mask": mask}
+    subject = mh.wrap(
+        lambda params, x, attention_mask: x[..., None] * 1.0,
+        {},
+        examples=given,
+        metric=lambda logits, _: logits[:, 0, 0],
+    )
+    pairs = []
+
+    def circuit(of, corrupted, **_):
+        pairs.extend((*of.batches, *corrupted))
+        return heads.Circuit(None, None, mask, None, "")
+
+    monkeypatch.setattr(heads, "circuit_of_heads", circuit)
+    subject.circuit()
+    clean, corrupted = (x.inputs[:, 0].tolist() for x in pairs)
+    assert clean == [0, 3, 6, 12, 15]  # no other has the mask of example 3
+    assert corrupted == [6, 12, 15, 3, 0]
 
 
 def test_one_text_has_no_pair(trained, capsys):
