@@ -1016,3 +1016,17 @@ def test_a_roll_out_has_keywords_that_are_not_per_example(foreign):
     found = mh.wrap(f, foreign.params).rollout({"tokens": rows} | given, **options)
     _same_studies(found, wanted)
     assert len(found.changes["flow"]) == 2
+
+
+@pytest.mark.slow
+def test_what_edited_heads_write_is_not_split_into_their_values(llama):
+    tokens, double = llama.encode(TEXT)[None, :5], {"*/heads": lambda x: 2 * x}
+    edited = llama.edited(double)
+    assert llama.writes(tokens, layer=1, head=0).terms.any()
+    with pytest.raises(ValueError, match="layer 1, head 0 must write the sum of its v"):
+        edited.writes(tokens, layer=1, head=0)
+    place = {"layer": 1, "head": 0, "query": 4, "key": 1}
+    found = edited.why(tokens, **place)  # of the edited stream, whose terms are whole
+    np.testing.assert_allclose(found.terms.sum() + found.position, found.total, 1e-4)
+    with pytest.raises(ValueError, match="layer 0, head 0 must write the sum of its v"):
+        edited.why(tokens, **place, sources=[(0, 0)])

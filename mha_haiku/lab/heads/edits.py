@@ -139,7 +139,7 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
     path = layer if isinstance(layer, str) else f"layer_{layer}"
 
     def change(stream: Array) -> Array:
-        added = jnp.asarray(scale * vector, stream.dtype)
+        added = scale * jnp.asarray(vector, stream.dtype)
         return stream + tiles.lifted(added, stream.ndim)
 
     return {f"{path}/stream": change}

@@ -18,6 +18,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, models
@@ -336,6 +337,7 @@ def written(
     found = _run(program, params, example, layer, head, query, answer)
     terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
     total = float(found["total"])
+    _check_whole((layer, head), terms.sum(), total, np.abs(terms).sum(), found["total"])
     title = f"Layer {layer}, head {head}, query {query}: {unit} {total:.4g}"
     sides = tuple(range(len(terms))), known.components
     return Terms((layer, head, query), title, sides, terms, total)
@@ -418,9 +420,28 @@ def _split(
             raise ValueError(f"sources must be heads with known values, got {head}.")
         factors = (x[..., head.head, :] for x in (gradient * gates, value))
         by_source = np.einsum("krv,sv,rs->sk", *factors, weights[head.head])
+        sizes = np.abs(by_source).sum(0).max(), splits[head.layer][0]
+        _check_whole(head[1:3], by_source.sum(0), part, *sizes)
         result += [(head._replace(source=s), x) for s, x in enumerate(by_source)]
     labels, parts = zip(*result, strict=True)
     return labels, np.stack(parts)
+
+
+def _check_whole(
+    place: Sequence[int],
+    found: np.ndarray | float,
+    whole: np.ndarray | float,
+    size: float,
+    computed: np.ndarray,
+):
+    """Raises ValueError if what a head's values add up to is not what it writes."""
+    error = 16 * float(jnp.finfo(computed.dtype).eps)
+    if np.abs(found - whole).max() > max(components.LINEAR, error) * size:
+        layer, head = place
+        raise ValueError(
+            f"layer {layer}, head {head} must write the sum of its values, but an edit "
+            "has changed what it writes; ask the subject without edits of heads."
+        )
 
 
 def _largest_first(

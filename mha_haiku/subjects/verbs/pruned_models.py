@@ -21,6 +21,7 @@ from mha_haiku.subjects.subject import (
     Subject,
     check_parameters,
     check_task,
+    refuse,
     verb,
 )
 from mha_haiku.subjects.verbs import quality
@@ -115,6 +116,13 @@ def _refuse_order(order: str, ablation_value: str) -> None:
             )
 
 
+def check_prunable(subject: RunSubject, verb_name: str) -> None:
+    """Raises ValueError, before any work, if no head can be removed."""
+    check_parameters(subject, verb_name)
+    if shared := models.shared_by_heads(subject.config.model):
+        refuse(subject, verb_name, f"has {shared}; ablate heads instead")
+
+
 @checks.user_mistakes()
 def shrunk(
     subject: Subject,
@@ -129,7 +137,7 @@ def shrunk(
 ) -> list[RunSubject]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     subject = check_task(subject, verb_name)
-    check_parameters(subject, verb_name)
+    check_prunable(subject, verb_name)
     _check(keep, metric_drop, keep_units, order, ablation_value, examples)
     for name, value in {"keep": keep, "metric_drop": metric_drop}.items():
         if value is not None:

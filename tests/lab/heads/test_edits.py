@@ -260,6 +260,11 @@ def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
     case.check(edits.steer(at, each), {name: lambda x: x + each})
 
 
+def test_a_vector_may_be_a_list():
+    change = edits.steer(0, [1, 2], scale=3)["layer_0/stream"]
+    np.testing.assert_array_equal(change(jnp.zeros((1, 1, 2))), [[[3, 6]]])
+
+
 @pytest.mark.slow
 def test_a_pattern_is_frozen_while_values_change(case):
     """Weights of another text, by a map or as numbers, and the values of this one."""
