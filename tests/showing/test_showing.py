@@ -150,10 +150,30 @@ def test_tokens_are_for_all_examples_or_for_each(attention_map, tokens):
     assert rows == ["wxyz", "WXYZ" if isinstance(tokens[0], list) else "wxyz"]
 
 
-def test_numbers_as_tokens_are_their_digits(attention_map):
-    page = page_of(mh.show(attention_map, tokens=jnp.arange(10, 14)))
-    first = page["sets"][0]["examples"][0]
-    assert first["queries"]["tokens"] == ["10", "11", "12", "13"]
+class Tensor:
+    """An array as of torch: its items are tensors, too."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return map(Tensor, self.values)
+
+    def tolist(self):
+        return self.values.tolist()
+
+
+@pytest.mark.parametrize("make", [jnp.array, np.array, Tensor])
+@pytest.mark.parametrize("kind", ["row", "rows", "items", "list of rows"])
+def test_numbers_as_tokens_are_their_digits(attention_map, make, kind):
+    ids = make([10, 11, 12, 13] if kind in ("row", "items") else [[10, 11, 12, 13]] * B)
+    shown = ids if kind in ("row", "rows") else list(ids)
+    found = sets.map_set(sets.TextMaps(attention_map, shown), has_numbers=False)
+    for example in found.examples:
+        assert example.queries.tokens == ("10", "11", "12", "13")
 
 
 @pytest.mark.slow
