@@ -14,8 +14,9 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, sets
+from mha_haiku.showing import fitting, sets, showing
 
+from .saved_maps import make_maps_of_kinds
 from .small_maps import B, H, S, T, make_empty, make_map
 
 HOSTILE = ["</script><script>alert(1)", "' onload='alert(2)", '"&', "‮\ud800\u2028"]
@@ -331,6 +332,13 @@ def test_maps_that_cannot_be_in_one_view_are_refused(attention_map):
 def test_a_layer_without_heads_is_beside_others(attention_map):
     page = page_of(mh.show([attention_map, make_empty()]))
     assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]
+
+
+def test_heads_that_the_last_kind_of_layers_lacks_are_shown():
+    whole = make_maps_of_kinds().with_heads([[], [2], []])
+    view = showing.of_dossier(map_set.Dossier("", (whole,)), budget=10**6)
+    layers = page_of(view)["sets"][0]["layers"]
+    assert [layer["heads"] for layer in layers] == [[], ["2"], []]
 
 
 @pytest.mark.slow
