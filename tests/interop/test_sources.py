@@ -72,6 +72,23 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     _refused(folder, r"names 'part-1.safetensors', which does not exist")
 
 
+def test_shards_lie_in_the_folder_of_their_index_or_below(tmp_path):
+    folder, index = tmp_path / "model", tmp_path / "model" / "model.index.json"
+    files = {"a": "one.safetensors", "b": "in/one.safetensors", "c": "./in/c/../..two"}
+    (folder / "in" / "c").mkdir(parents=True)
+    for value, (name, file) in enumerate(files.items()):
+        arrays.write_safetensors(folder / file, {name: np.full(3, value, "f4")})
+    index.write_text(json.dumps({"weight_map": files}))
+    for value, (name, stored) in enumerate(sorted(arrays.read_shards(index).items())):
+        assert name == "abc"[value]
+        np.testing.assert_array_equal(stored.read(), np.full(3, value))
+    arrays.write_safetensors(tmp_path / "other", {"a": np.zeros(3, "f4")})
+    for file in ("../other", "in/../../other", str(folder / "one.safetensors")):
+        index.write_text(json.dumps({"weight_map": {"a": file}}))
+        with pytest.raises(checks.ConfigError, match="in its folder or below, got"):
+            arrays.read_shards(index)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loads_as_either(folder, dtype):
