@@ -485,6 +485,10 @@ def test_names_on_the_hub_are_fetched(folder, monkeypatch):
             "all-Small-v2",
         ),
         ("# A model of sentences\n", "model", "model"),
+        ("# My small model\n\n```sh\n# Install\npip\n```\n# Usage\n", "model", "model"),
+        ("---\n# Fields\n---\n~~~\n# Code\n~~~\n# Small \n", "model", "Small"),
+        ("```sh\n# Code\n", "model", "model"),
+        (b"caf\xe9\r\n# Small\r\n", "model", "Small"),
         (None, "model", "model"),
         (None, "Small-2B.Q4_1.gguf", "Small-2B.Q4_1"),
     ],
@@ -493,5 +497,6 @@ def test_a_source_has_the_name_of_its_card_or_of_its_place(tmp_path, card, name,
     folder = tmp_path / name
     folder.mkdir()
     if card is not None:
-        (folder / "README.md").write_text(card)
+        card = card if isinstance(card, bytes) else card.encode()
+        (folder / "README.md").write_bytes(card)
     assert sources.Source(str(folder), {}, {}, lambda rows: None, folder).title == title
