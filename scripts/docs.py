@@ -12,6 +12,7 @@ import pathlib
 import re
 import shutil
 import sys
+import tempfile
 import types
 from collections.abc import Iterator
 
@@ -49,18 +50,24 @@ def main(*, out: str = "site") -> int:
     """Writes the site.
 
     Args:
-      out: Folder of the site; its content is replaced.
+      out: Folder of the site; its content is replaced when all is written.
     """
     from mha_haiku.core import checks
 
-    folder = checks.as_path(out)
+    folder = checks.as_path(out).resolve()
     if folder.exists() and not (folder / "mha_haiku.html").exists():
         raise checks.ConfigError(f"--out={out} is there, and is no site.")
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
-    lacking = write_reference(folder)
-    write_texts(folder)
-    write_index(folder)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    # A site replaces the one before when it is whole.
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".site") as beside:
+        before, made = (pathlib.Path(beside, name) for name in ("before", "made"))
+        made.mkdir()
+        lacking = write_reference(made)
+        write_texts(made)
+        write_index(made)
+        if folder.exists():
+            folder.rename(before)
+        made.rename(folder)
     count = len(list(folder.rglob("*.html")))
     print(f"{count} pages, {folder / 'index.html'} is the first")
     for name in lacking:

@@ -92,7 +92,10 @@ def read_safetensors(path: Path) -> dict[str, Stored]:
 
 
 def read_shards(index: Path) -> dict[str, Stored]:
-    """Reads the arrays of all files that a `*.safetensors.index.json` names."""
+    """Reads the arrays of all files that a `*.safetensors.index.json` names.
+
+    These are in its folder or below.
+    """
     file_of = read_json(index).get("weight_map")
     if not (
         isinstance(file_of, dict)
@@ -104,7 +107,13 @@ def read_shards(index: Path) -> dict[str, Stored]:
         )
     arrays: dict[str, Stored] = {}
     for file in sorted(set(file_of.values())):
-        path = index.parent / Path(file).name
+        # By the name alone: in the hub's cache, files are links out of the folder.
+        name = Path(os.path.normpath(file))
+        if name.is_absolute() or name.parts[:1] == ("..",):
+            raise checks.ConfigError(
+                f"{index} must name files in its folder or below, got {file!r}."
+            )
+        path = index.parent / name
         if not os.path.exists(path):
             raise checks.ConfigError(f"{index} names {file!r}, which does not exist.")
         shard = read_safetensors(path)

@@ -25,6 +25,11 @@ _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
 # Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
+# Of a card: its fields at the top, and blocks of code.
+_NO_TEXT = re.compile(
+    r"\A---\n.*?^---$|^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^ {0,3}\1|\Z)",
+    re.DOTALL | re.MULTILINE,
+)
 
 
 class Source(NamedTuple):
@@ -39,11 +44,15 @@ class Source(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The model's name by its card, or the name of its file or folder."""
+        """The model's name by its card, or the name of its file or folder.
+
+        The card's first heading is a name if it is one word.
+        """
         card = self.folder and self.folder / "README.md"
-        if card and card.exists():
-            heading = re.search(r"^# (\S+)$", card.read_text("utf-8"), re.MULTILINE)
-            if heading:
+        if card and card.is_file():
+            text = card.read_text("utf-8", errors="replace")
+            heading = re.search(r"^# +(.*\S)", _NO_TEXT.sub("", text), re.MULTILINE)
+            if heading and len(heading[1].split()) == 1:
                 return heading[1]
         path = Path(self.name)
         return path.stem if path.suffix == ".gguf" else path.name

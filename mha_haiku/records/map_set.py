@@ -134,7 +134,8 @@ class Example(NamedTuple):
       name: "held-out example 3".
       queries: Positions of the rows.
       keys: Positions of the columns.
-      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
+      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such, and
+        not saved.
       masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
         attend to any key of the cell; None where it is not known.
       note: A note on the example.
@@ -238,9 +239,11 @@ class MapSet:
         """Writes the set, whole or not at all, as `showing.archive` says.
 
         Raises:
+          ValueError: If `load` would refuse it: its parts do not fit together, or
+            weights are NaN.
           ConfigError: If it cannot be written.
         """
-        return archive.save(path, self)
+        return archive.save(path, self.check(is_finite=True))
 
     @property
     def heads(self) -> Heads:

@@ -141,10 +141,11 @@ def _cut_example(example: Example, layers: tuple[Layer, ...], cut: Cut) -> Examp
 
 def _joined_weights(weights: np.ndarray, edges: np.ndarray, join: int) -> np.ndarray:
     """Joins bins of maps `[H, P, Q]`: sums over keys, means over queries."""
-    # A bin counts with its number of queries, or not at all where none of them sees.
+    # A bin counts with its number of queries, or not at all where none of them sees:
+    # no weight but 0. Rows of a difference of maps sum to 0, too, and count.
     rows = np.arange(0, weights.shape[-2], join)
     columns = np.arange(0, weights.shape[-1], join)
-    count = np.where(weights.sum(-1) == 0, 0, np.diff(edges))[..., None]
+    count = np.where((weights == 0).all(-1), 0, np.diff(edges))[..., None]
     total = np.add.reduceat(weights * count, rows, axis=-2)
     total = np.add.reduceat(total, columns, axis=-1)
     count = np.add.reduceat(count, rows, axis=-2)

@@ -393,12 +393,9 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     """Converts tokens to N tuples of T strings; () where the tokens are None."""
     if tokens is None:
         return ()
-    is_array = isinstance(tokens, np.ndarray | jax.Array)
-    tokens = tokens.tolist() if is_array else list(tokens)
-    is_nested = bool(tokens) and all(
-        isinstance(x, list | tuple | np.ndarray | jax.Array) for x in tokens
-    )
-    rows = [list(row) for row in tokens] if is_nested else [tokens] * count
+    tokens = [_plain(x) for x in _plain(tokens)]
+    is_nested = bool(tokens) and all(isinstance(x, list | tuple) for x in tokens)
+    rows = tokens if is_nested else [tokens] * count
     if len(rows) < count:
         raise ValueError(
             f"{name} must be of {count} examples, or of one for all, got {len(rows)}."
@@ -413,10 +410,15 @@ def _texts(name: str, tokens: Any, count: int, length: int) -> tuple:
     return tuple(
         tuple(
             x.decode("utf-8", "replace") if isinstance(x, bytes) else str(x)
-            for x in row
+            for x in map(_plain, row)
         )
         for row in rows
     )
+
+
+def _plain(value: Any) -> Any:
+    """Makes lists and numbers of arrays of any library; leaves other values."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _all_images(images: Any, count: int) -> tuple:

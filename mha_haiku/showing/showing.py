@@ -156,9 +156,9 @@ def _inline(whole: map_set.Dossier, html: str) -> str:
 
 
 def _thumbnails(whole: map_set.Dossier) -> markup.Html:
-    """Draws small maps of the first example, of the last kind of layers."""
+    """Draws small maps of the first example, of the last kind with heads."""
     example = whole.sets[0].examples[0]
-    kind = whole.sets[0].layers[-1].kind
+    kind = [layer.kind for layer in whole.sets[0].layers if layer.heads][-1]
     maps, layers = [], []
     for i, layer in enumerate(whole.sets[0].layers):
         if layer.kind == kind:

@@ -72,6 +72,23 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     _refused(folder, r"names 'part-1.safetensors', which does not exist")
 
 
+def test_shards_lie_in_the_folder_of_their_index_or_below(tmp_path):
+    folder, index = tmp_path / "model", tmp_path / "model" / "model.index.json"
+    files = {"a": "one.safetensors", "b": "in/one.safetensors", "c": "./in/c/../..two"}
+    (folder / "in" / "c").mkdir(parents=True)
+    for value, (name, file) in enumerate(files.items()):
+        arrays.write_safetensors(folder / file, {name: np.full(3, value, "f4")})
+    index.write_text(json.dumps({"weight_map": files}))
+    for value, (name, stored) in enumerate(sorted(arrays.read_shards(index).items())):
+        assert name == "abc"[value]
+        np.testing.assert_array_equal(stored.read(), np.full(3, value))
+    arrays.write_safetensors(tmp_path / "other", {"a": np.zeros(3, "f4")})
+    for file in ("../other", "in/../../other", str(folder / "one.safetensors")):
+        index.write_text(json.dumps({"weight_map": {"a": file}}))
+        with pytest.raises(checks.ConfigError, match="in its folder or below, got"):
+            arrays.read_shards(index)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_half_precision_loads_as_either(folder, dtype):
@@ -468,6 +485,10 @@ def test_names_on_the_hub_are_fetched(folder, monkeypatch):
             "all-Small-v2",
         ),
         ("# A model of sentences\n", "model", "model"),
+        ("# My small model\n\n```sh\n# Install\npip\n```\n# Usage\n", "model", "model"),
+        ("---\n# Fields\n---\n~~~\n# Code\n~~~\n# Small \n", "model", "Small"),
+        ("```sh\n# Code\n", "model", "model"),
+        (b"caf\xe9\r\n# Small\r\n", "model", "Small"),
         (None, "model", "model"),
         (None, "Small-2B.Q4_1.gguf", "Small-2B.Q4_1"),
     ],
@@ -476,5 +497,6 @@ def test_a_source_has_the_name_of_its_card_or_of_its_place(tmp_path, card, name,
     folder = tmp_path / name
     folder.mkdir()
     if card is not None:
-        (folder / "README.md").write_text(card)
+        card = card if isinstance(card, bytes) else card.encode()
+        (folder / "README.md").write_bytes(card)
     assert sources.Source(str(folder), {}, {}, lambda rows: None, folder).title == title

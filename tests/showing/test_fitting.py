@@ -61,3 +61,18 @@ def test_kinds_are_joined_along_their_own_axes(load):
     map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()
     for weights in one.weights:
         np.testing.assert_allclose(weights.sum(-1), 1, rtol=1e-2)
+
+
+def test_a_bin_of_a_difference_is_the_mean_of_its_queries(rng):
+    weights = rng.normal(size=(H, 6, 4))
+    weights[:, :, -1] -= weights.sum(-1)  # as of two maps whose rows sum to 1
+    weights[:, 1] = [-1, 0, 0, 1]  # exactly 0
+    weights[:, 4:] = [[2, 0, -2, 0], [0, 0, 0, 0]]  # the last query sees no key
+    queries, keys = (map_set.Axis.whole("a" * n) for n in (6, 4))
+    example = map_set.Example("", queries, keys, (weights,))
+    layers = (records.Layer("", tuple("012")),)
+    whole = map_set.Dossier("", (map_set.MapSet("", layers, (example,)),))
+    cut = fitting.Cut(examples=1, join=2)
+    (joined,) = fitting.cut_to(whole, cut, 10**6).sets[0].examples[0].weights
+    wanted = weights.reshape(H, 3, 2, 2, 2).sum((2, 4)) / np.array([[2], [2], [1]])
+    np.testing.assert_allclose(joined, wanted, atol=1e-12)

@@ -145,6 +145,19 @@ def test_arrays_that_do_not_fit_are_refused(load, tmp_path, name, array, message
         map_set.MapSet.load(path)
 
 
+@pytest.mark.parametrize("shape", [(2, 5, 5), (2, 5, 4)])
+def test_what_would_not_be_loaded_is_not_saved(tmp_path, shape):
+    maps = make_maps()
+    first, *others = maps.examples
+    weights = np.full(shape, np.nan, "f2"), first.weights[1]
+    examples = (first._replace(weights=weights), *others)
+    broken = dataclasses.replace(maps, examples=examples)
+    wanted = "be finite, got NaN" if shape == (2, 5, 5) else r"have shape \(2, 5, 5\)"
+    with pytest.raises(ValueError, match=f"of layer 0 of 'example 1' must {wanted}"):
+        broken.save(tmp_path / "maps.npz")
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(checks.ConfigError, match=r"maps\.npz does not exist"):
         map_set.MapSet.load(tmp_path / "maps.npz")

@@ -14,8 +14,9 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, sets
+from mha_haiku.showing import fitting, sets, showing
 
+from .saved_maps import make_maps_of_kinds
 from .small_maps import B, H, S, T, make_empty, make_map
 
 HOSTILE = ["</script><script>alert(1)", "' onload='alert(2)", '"&', "‮\ud800\u2028"]
@@ -150,10 +151,30 @@ def test_tokens_are_for_all_examples_or_for_each(attention_map, tokens):
     assert rows == ["wxyz", "WXYZ" if isinstance(tokens[0], list) else "wxyz"]
 
 
-def test_numbers_as_tokens_are_their_digits(attention_map):
-    page = page_of(mh.show(attention_map, tokens=jnp.arange(10, 14)))
-    first = page["sets"][0]["examples"][0]
-    assert first["queries"]["tokens"] == ["10", "11", "12", "13"]
+class Tensor:
+    """An array as of torch: its items are tensors, too."""
+
+    def __init__(self, values):
+        self.values = np.asarray(values)
+
+    def __len__(self):
+        return len(self.values)
+
+    def __iter__(self):
+        return map(Tensor, self.values)
+
+    def tolist(self):
+        return self.values.tolist()
+
+
+@pytest.mark.parametrize("make", [jnp.array, np.array, Tensor])
+@pytest.mark.parametrize("kind", ["row", "rows", "items", "list of rows"])
+def test_numbers_as_tokens_are_their_digits(attention_map, make, kind):
+    ids = make([10, 11, 12, 13] if kind in ("row", "items") else [[10, 11, 12, 13]] * B)
+    shown = ids if kind in ("row", "rows") else list(ids)
+    found = sets.map_set(sets.TextMaps(attention_map, shown), has_numbers=False)
+    for example in found.examples:
+        assert example.queries.tokens == ("10", "11", "12", "13")
 
 
 @pytest.mark.slow
@@ -311,6 +332,13 @@ def test_maps_that_cannot_be_in_one_view_are_refused(attention_map):
 def test_a_layer_without_heads_is_beside_others(attention_map):
     page = page_of(mh.show([attention_map, make_empty()]))
     assert [len(layer["heads"]) for layer in page["sets"][0]["layers"]] == [5, 0]
+
+
+def test_heads_that_the_last_kind_of_layers_lacks_are_shown():
+    whole = make_maps_of_kinds().with_heads([[], [2], []])
+    view = showing.of_dossier(map_set.Dossier("", (whole,)), budget=10**6)
+    layers = page_of(view)["sets"][0]["layers"]
+    assert [layer["heads"] for layer in layers] == [[], ["2"], []]
 
 
 @pytest.mark.slow

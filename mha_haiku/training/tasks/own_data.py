@@ -268,7 +268,8 @@ def from_arrays(
         if lengths is not None:
             counted, lengths = lengths - 1, np.maximum(lengths - 1, 1)
     else:
-        kind = Labels if np.ndim(targets) == 1 else Arrays
+        targets = _array("targets", targets)
+        kind = Labels if targets.ndim == 1 else Arrays
         wanted = (count,) if kind is Labels else (count, length)
         targets = _integers("targets", targets, "[N] or [N, T]", wanted, 0)
     rows = base.Example(inputs, targets, _weights(weights, targets, counted), lengths)
@@ -394,8 +395,18 @@ def _pairs(examples: Any) -> list[tuple[str, str | int]]:
     return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
 
 
+def _array(name: str, values: Any) -> np.ndarray:
+    try:
+        return np.asarray(values)
+    except ValueError:  # of rows that differ in length
+        raise ValueError(
+            f"{name} must have rows of equal length, got {checks.shown(values)}; pad "
+            "the shorter rows, and give the number of positions that count in lengths=."
+        ) from None
+
+
 def _inputs(inputs: Any) -> np.ndarray:
-    inputs = np.asarray(inputs)
+    inputs = _array("inputs", inputs)
     is_tokens = inputs.ndim == 2 and jnp.issubdtype(inputs.dtype, jnp.integer)
     is_features = inputs.ndim == 3 and jnp.issubdtype(inputs.dtype, jnp.floating)
     if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
@@ -429,7 +440,7 @@ def _integers(
     low: int,
     high: int = sampling.LARGEST,
 ) -> np.ndarray:
-    values = np.asarray(values)
+    values = _array(name, values)
     got = f"got {base.described(values)}"
     if not jnp.issubdtype(values.dtype, jnp.integer) or values.shape != shape:
         raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
@@ -444,7 +455,8 @@ def _integers(
 def _weights(
     weights: Any, targets: np.ndarray, counted: np.ndarray | None
 ) -> np.ndarray:
-    weights = np.asarray(np.ones(targets.shape) if weights is None else weights)
+    given = np.ones(targets.shape) if weights is None else weights
+    weights = _array("weights", given)
     is_number = weights.dtype == bool or any(
         jnp.issubdtype(weights.dtype, kind) for kind in (jnp.integer, jnp.floating)
     )

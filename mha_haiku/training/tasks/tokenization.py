@@ -27,6 +27,8 @@ _TRIED = 100  # tokens whose texts are encoded to find one that can be
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 # Where `str.splitlines` cuts.
 _ENDS_OF_LINES = r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
+# Of the description of `BytePairs`; its other parts are empty.
+_PARTS_OF_BYTE_PAIRS = {"version", "pre_tokenizer", "model"}
 
 
 class Tokenizer(Protocol):
@@ -152,6 +154,10 @@ class BytePairs(Tokenizer):
         return cls(tokenizer)
 
     def to_json(self) -> str:
+        """Describes the tokenizer as `tokenizers` does, with an end of the last line.
+
+        That end, which `tokenizers` does not write, tells `read_file` who wrote it.
+        """
         return self.tokenizer.to_str(pretty=True) + "\n"
 
     @functools.cached_property
@@ -366,20 +372,46 @@ def read_file(
         contents = json.loads(content)
         if "characters" in contents:
             return from_json(contents)
-        if (whole := encoding_whole_texts(contents)) is not contents:
-            content = json.dumps(whole)
+        completed = (
+            encoding_whole_texts(contents)
+            if _is_of_byte_pairs(content, contents)
+            else _with_decoder(contents)
+        )
+        if completed is not contents:
+            content = json.dumps(completed)
     return Pretrained(content, least_tokens, most_tokens)
 
 
+def _is_of_byte_pairs(content: str, contents: dict[str, Any]) -> bool:
+    """Finds whether `BytePairs` wrote a file, and not `tokenizers`.
+
+    `tokenizers` saves the same contents for a tokenizer that does not encode by lines,
+    but without an end of the last line.
+    """
+    before = contents.get("pre_tokenizer") or {}
+    return (
+        content.endswith("\n")
+        and {name for name, part in contents.items() if part} == _PARTS_OF_BYTE_PAIRS
+        and before.get("type") == "ByteLevel"
+        and before.get("add_prefix_space") is False
+    )
+
+
+def _with_decoder(contents: dict[str, Any]) -> dict[str, Any]:
+    """Adds the decoder that a byte-level description lacks, so that tokens are text."""
+    before = contents.get("pre_tokenizer") or {}
+    if contents.get("decoder") is not None or before.get("type") != "ByteLevel":
+        return contents
+    return contents | {"decoder": before}
+
+
 def encoding_whole_texts(contents: dict[str, Any]) -> dict[str, Any]:
-    """Completes a description of `BytePairs`; returns any other unchanged.
+    """Completes a description of `BytePairs`.
 
     `BytePairs` encodes lines and decodes bytes itself. Without it, as for `Pretrained`
     and other libraries, the description has to say so.
     """
-    before = contents.get("pre_tokenizer") or {}
-    if contents.get("decoder") is not None or before.get("type") != "ByteLevel":
-        return contents
+    before = contents["pre_tokenizer"]
     lines = {
         "type": "Split",
         "pattern": {"Regex": _ENDS_OF_LINES},

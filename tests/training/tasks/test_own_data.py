@@ -162,6 +162,16 @@ def test_the_baseline_is_that_of_the_frequencies():
             "200 to train .* 0 held out",
         ),
         ({"num_classes": 9}, "weights and num_classes None"),
+        (
+            {"inputs": [[1, 2], [1, 2, 3]]},
+            r"inputs .* got \[\[1, 2\], \[1, 2, 3\]\]; pad .* in lengths=",
+        ),
+        ({"targets": [[1], [1, 2]]}, r"targets must have rows of equal length"),
+        (
+            {"targets": TOKENS, "weights": [[1], [1, 2]]},
+            "weights must have rows of equal length",
+        ),
+        ({"lengths": [[1], [1, 2]]}, "lengths must have rows of equal length"),
     ],
 )
 def test_what_does_not_fit_is_told_by_its_shape(given, message):

@@ -240,6 +240,37 @@ def test_json_gives_the_same_tokenizer(kind):
     assert [again.label(i) for i in range(9)] == [tokenizer.label(i) for i in range(9)]
 
 
+@pytest.mark.parametrize("space", [False, True])
+def test_byte_pairs_without_a_decoder_encode_as_their_library(tmp_path, space):
+    text = "a \n\n cat \n\nsat\n"
+    made = tokenizers.Tokenizer(tokenizers.models.BPE())
+    level = tokenizers.pre_tokenizers.ByteLevel
+    made.pre_tokenizer = level(add_prefix_space=space)
+    made.train_from_iterator(
+        [text] * 9,
+        tokenizers.trainers.BpeTrainer(
+            vocab_size=280, initial_alphabet=level.alphabet(), show_progress=False
+        ),
+    )
+    made.save(path := str(tmp_path / "tokenizer.json"))
+    read = tokenization.read_file(path)
+    assert read.encode(text).tolist() == made.encode(text).ids
+    assert read.decode(read.encode(text)) == " " * space + text
+    # This token goes over an end of a line, where those trained here are cut.
+    assert read.label(read.encode(text)[1]) == " \n\n"
+
+
+def test_byte_pairs_of_a_run_encode_by_lines_from_its_file(tmp_path):
+    text = "a \ncat \n\nsat\r\n"
+    made = tokenization.BytePairs.train(text * 9, 280)
+    (path := tmp_path / "tokenizer.json").write_text(made.to_json())
+    tokens = made.encode(text)
+    assert tokens.tolist() != made.tokenizer.encode(text).ids
+    read = tokenization.read_file(path)
+    np.testing.assert_array_equal(read.encode(text), tokens)
+    assert read.decode(tokens) == text
+
+
 @pytest.fixture
 def make(tmp_path):
     """Makes a task over a text with a tokenizer of a file."""
