@@ -35,7 +35,7 @@ def test_any_config_may_take_few_steps(path):
 _TASKS = [name for name in tasks.names() if name != "labeled_texts"]  # needs a file
 
 
-@pytest.mark.parametrize("of", everyday.some([*_CONFIGS, *_PAPERS, *_TASKS], 8))
+@pytest.mark.parametrize("of", everyday.some([*_CONFIGS, *_PAPERS, *_TASKS], 4))
 def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     config = config_files.load(of) if of.endswith(".py") else runs.default_config(of)
     tiny_runs.check_devices(config, 4)
@@ -69,7 +69,7 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
     assert np.any(first[-1] != second[-1])
 
 
-@pytest.mark.parametrize("path", [*_CONFIGS, *_PAPERS])
+@pytest.mark.parametrize("path", everyday.some([*_CONFIGS, *_PAPERS], 8))
 def test_config_is_valid_and_names_its_command_and_the_measured_baseline(path):
     config = config_files.load(path)
     tiny_runs.check_devices(config, 4)
@@ -147,7 +147,6 @@ def test_fields_of_other_peoples_models_train(fields, tmp_path):
     assert not still
 
 
-_EVERY_DAY = ("reverse_seq2seq",)
 # What commands of READMEs train, test_readme.py does.
 _IN_READMES = {
     path
@@ -156,15 +155,10 @@ _IN_READMES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "path",
-    [
-        path
-        if path.removeprefix("configs/").removesuffix(".py") in _EVERY_DAY
-        else pytest.param(path, marks=pytest.mark.slow)
-        for path in _CONFIGS
-        if path not in _IN_READMES
-    ],
+    [path for path in _CONFIGS if path not in _IN_READMES],
 )
 def test_config_trains_two_steps(path, tmp_path):
     config = config_files.load(path).replace(

@@ -12,7 +12,6 @@ import pytest
 from mha_haiku import models
 from mha_haiku.core import marking
 from mha_haiku.training.runs.configuration import default_config
-from tests import everyday
 
 B, T = 2, 5
 TOKENS, CLASSES = 7, 6
@@ -51,7 +50,8 @@ MODELS = {
 }
 
 
-@pytest.mark.parametrize("name", everyday.some(MODELS, 1))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
 def test_a_site_leaves_no_instruction_in_compiled_programs(name):
     family, fields = MODELS[name]
     inputs = {"inputs": jnp.ones((B, T), jnp.int32)}

@@ -12,6 +12,7 @@ from mha_haiku.core import arrays, checks, positions
 from mha_haiku.interop import loading
 from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks import tokenization
+from tests import everyday
 from tests.interop import small_models
 from tests.tiny_runs import model_config, write_untrained
 
@@ -23,12 +24,7 @@ def _stored(folder):
 
 @pytest.mark.parametrize(
     "case",
-    [  # one of each family every day, variants in slow tests
-        pytest.param(
-            case, marks=[pytest.mark.slow] * (case.count("_") > ("neox" in case))
-        )
-        for case in small_models.CASES
-    ],
+    everyday.some(small_models.CASES, 6),
 )
 def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     before, after = tmp_path / "before", tmp_path / "after"

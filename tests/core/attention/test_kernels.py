@@ -130,7 +130,7 @@ def lowered(kernel, platform, mask, dtype, sizes, with_gradient, with_map=False)
 
 @pytest.mark.parametrize("with_gradient", [False, True])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-@pytest.mark.parametrize("size", [64, 80, 256])
+@pytest.mark.parametrize("size", everyday.those([64, 80, 256], 80))
 def test_tpu_kernel_is_lowered_alone(size, dtype, with_gradient):
     mask = masks.causal() & masks.padding(np.asarray([100, 30]))
     program = lowered(TPU, "tpu", mask, dtype, (1024, 512, size), with_gradient)

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.core import sites
+from tests import everyday
 
 B, S, H, G, K, V, D = 2, 5, 4, 2, 3, 6, 7
 
@@ -269,7 +270,7 @@ _COVERING = (0, 2, 35, 74, 87, 133, 171, 179)
 
 @pytest.mark.parametrize(
     "seed",
-    [*_COVERING, *(pytest.param(i, marks=pytest.mark.slow) for i in range(200, 208))],
+    everyday.some([*_COVERING, *range(200, 208)], 4),
 )
 def test_attention_at_random_is_shown_and_edited_as_by_hand(seed):
     program = Program(seed)
