@@ -354,6 +354,7 @@ def _environment() -> Any:
         import torchax.interop  # pyright: ignore[reportMissingImports]
         import torchax.tensor  # pyright: ignore[reportMissingImports]
         import torchax.view  # pyright: ignore[reportMissingImports]
+        from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise checks.ConfigError(
             "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
@@ -361,7 +362,6 @@ def _environment() -> Any:
         ) from None
 
     here = (torchax.tensor.Tensor, torchax.view.View)
-    tree_map_only = torch.utils._pytree.tree_map_only
 
     def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any):
         return torch.as_tensor(data, dtype=dtype or of.dtype)
@@ -391,7 +391,7 @@ def _environment() -> Any:
             def moved(x: Any):
                 return x if isinstance(x, here) or not x.ndim else self.to_xla(x)
 
-            torchtensors = tree_map_only(torch.Tensor, moved, torchtensors)
+            torchtensors = _pytree.tree_map_only(torch.Tensor, moved, torchtensors)
             return super().t2j_iso(torchtensors)
 
         def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None):
