@@ -17,7 +17,7 @@ from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
 from mha_haiku.subjects.verbs.replacement import PUBLISHED
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import SeedsSummary, folders, loop, places, progress
+from mha_haiku.training.runs import SeedsSummary, folders, loop, progress, writable
 
 
 @command
@@ -258,7 +258,7 @@ def prune_heads(
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
-    folder = checks.as_path(out or places.beside(run.workdir, "_pruned"))
+    folder = checks.as_path(out or writable.beside(run.workdir, "_pruned"))
     if sweep:
         folder = place(None, run.workdir, "heads")
     else:

@@ -58,7 +58,7 @@ def as_path(value: str | os.PathLike) -> Path:
 
 
 def is_folder(path: str | os.PathLike) -> bool:
-    """Checks whether a path ends with a slash, or is that of a folder."""
+    """Checks whether a path is an existing folder, or ends with a slash."""
     is_named = os.fspath(path).endswith(("/", os.sep))
     return is_named or as_path(path).is_dir()
 

@@ -53,8 +53,8 @@ def save(
     Args:
       folder: The folder to write, which is returned; it is made if it is missing.
       config: `config.model`.
-      params: The model's parameters, looped or stacked. Their dtype is kept; scales of
-        Gemma's norms get that of the other parameters.
+      params: The model's parameters, looped or stacked. Their dtype is kept, except
+        that Gemma's norms are written in the dtype of the other parameters.
       tokenizer: The model's tokenizer. Only "mha_haiku" holds one of characters.
       family: The layout: a family of `transformers`, as "llama", whose class then opens
         it. Defaults to the first family that can hold the model. Pruned heads are

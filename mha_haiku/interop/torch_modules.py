@@ -159,7 +159,7 @@ def convert(module: Any) -> TorchModule:
 
 
 def _bare(module: Any) -> Any:
-    """Takes a module out of those that compile it or spread it over devices."""
+    """Unwraps a module from torch.compile and from data parallelism."""
     import torch  # pyright: ignore[reportMissingImports]
 
     spread = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
@@ -198,8 +198,8 @@ def _in_place(
 def _copied(module: Any) -> Any:
     """Copies a module, which shares its parameters and buffers with the copy.
 
-    Of what it computed and keeps, the values are copied alone, as torch refuses to copy
-    where gradients come from.
+    Tensors that it computed and stored are copied without their history, as torch
+    refuses to copy that.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -456,8 +456,8 @@ def _scoped(function: Callable, name: str) -> Callable:
 def _first(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
-    Fields of dataclasses and of named tuples are outputs by name, like those of
-    mappings; None is no output.
+    Dataclasses and named tuples are searched by field name, as mappings are; None is
+    skipped.
     """
     names = getattr(output, "_fields", None)
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):

@@ -159,8 +159,8 @@ def wrap(
     Its inputs are its first argument, a mapping of its keywords or, for an
     encoder-decoder of transformers, a pair of source and target. A mapping may call a
     function's inputs "inputs", whatever their own name. `labels` in a mapping are the
-    targets as in transformers: -100 does not count, and where a model predicts the next
-    token, as a function is taken to do, they are those of the position before.
+    targets as in transformers: -100 does not count, and they are shifted by one
+    position if the model predicts the next token, as functions are assumed to do.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by

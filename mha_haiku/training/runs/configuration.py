@@ -409,9 +409,9 @@ def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
 
 
 def found(config: RunConfig, directory: str | None) -> RunConfig:
-    """Names files of data that are missing here, and not in a directory, from there.
+    """Makes paths of data absolute if the files exist only in the given directory.
 
-    The directory is the working directory in which the config was written, if known.
+    It is the working directory in which the config was written, if known.
     """
     paths = [
         (name, path) for name, field_, path in fields.flat(config) if field_.is_path

@@ -19,7 +19,7 @@ from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, places
+from mha_haiku.training.runs import checkpoints, configuration, files, writable
 
 _FORM = 2  # version of the folder's format
 _FEW_LAYERS = 16  # whose shapes are found fast
@@ -145,7 +145,7 @@ def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
     config.json, which a kill leaves. ConfigError if it holds files of the user, and
     no run, under the names of a run's files.
     """
-    folder = Folder(places.made("workdir", workdir))
+    folder = Folder(writable.made("workdir", workdir))
     _check_unused(folder, is_new=is_new)
     return folder
 
@@ -395,7 +395,7 @@ def write_config(
         contents = {
             "form": _FORM,
             "config": config.to_json(),
-            "directory": os.getcwd(),
+            "directory": _working_directory(),
             "seed": config.seed,
             "text": kept.text,
             "tokenizer_sha256": _sha256(_next(folder.tokenizer)),
@@ -433,7 +433,7 @@ def check_free(workdir: str | os.PathLike) -> None:
     folder = Folder(checks.as_path(workdir))
     if read_config(folder) is not None:
         raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
-    with places.not_left_empty(folder.root):
+    with writable.not_left_empty(folder.root):
         open_folder(folder.root, is_new=True)
 
 
@@ -452,7 +452,7 @@ def write_run(
     folder = Folder(checks.as_path(workdir))
     state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
     with contextlib.ExitStack() as stack:
-        stack.enter_context(places.not_left_empty(folder.root))
+        stack.enter_context(writable.not_left_empty(folder.root))
         open_folder(folder.root, is_new=True)
         stack.enter_context(files.locked(folder.lock))
         shutil.rmtree(folder.checkpoints, ignore_errors=True)
@@ -511,6 +511,13 @@ def digest_of(params: Any) -> str:
 def _digest(contents: Mapping[str, Any]) -> str:
     text = json.dumps(contents, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _working_directory() -> str | None:
+    try:
+        return os.getcwd()
+    except FileNotFoundError:  # it was removed
+        return None
 
 
 def _git_commit() -> str | None:

@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import forward
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, folders, places
+from mha_haiku.training.runs import checkpoints, configuration, files, folders, writable
 
 Params = Mapping[str, Mapping[str, Any]]
 
@@ -270,7 +270,7 @@ def _open_folder(
 
     Returns the config of the run in it.
     """
-    stack.enter_context(places.not_left_empty(folder.root))
+    stack.enter_context(writable.not_left_empty(folder.root))
     folders.open_folder(folder.root)
     stack.enter_context(files.locked(folder.lock))
     saved = folders.read_config(folder)

@@ -18,8 +18,8 @@ from mha_haiku.training.runs import (
     configuration,
     files,
     folders,
-    places,
     starting,
+    writable,
 )
 from tests import tiny_runs
 
@@ -37,7 +37,7 @@ def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
         with pytest.raises(ConfigError, match="workdir .* must be a folder"):
             folders.open_folder(path)
     monkeypatch.setattr(
-        places.os, "access", lambda *_: False
+        writable.os, "access", lambda *_: False
     )  # root may write anywhere
     with pytest.raises(ConfigError, match="workdir .* cannot be written: no perm"):
         folders.open_folder(tmp_path)
@@ -113,7 +113,7 @@ def test_a_folder_beside_has_the_name_of_the_run(
     (here / "below").mkdir(parents=True)
     (here / "a").mkdir()
     monkeypatch.chdir(here)
-    found = places.beside(workdir, "_new")
+    found = writable.beside(workdir, "_new")
     parents = {"here_new": here.parent, "above_new": tmp_path}
     assert here / found == parents.get(wanted, here) / wanted
 
@@ -462,3 +462,16 @@ def test_a_summary_is_checked_before_it_is_used(
         pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"),
     ):
         starting.open_runs(stack, make_config(), folder.root, override_config=False)
+
+
+def test_a_working_directory_that_was_removed_is_left_out(
+    tmp_path, make_config, monkeypatch
+):
+    def removed():
+        raise FileNotFoundError("getcwd")
+
+    monkeypatch.setattr(folders.os, "getcwd", removed)
+    folder = folders.open_folder(tmp_path / "run")
+    folders.write_config(folder, make_config(), jax.devices()[:1])
+    assert folders.directory_of(folder) is None
+    assert folders.read_config(folder) == make_config()
