@@ -16,10 +16,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import core
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
 from mha_haiku.core.attention import products, scores
@@ -28,11 +25,6 @@ from mha_haiku.core.attention.normalizers import LogSum
 
 # In the pytree of a gradient, in the place of what is not differentiated.
 NO_GRADIENT: Any = None
-_FORWARD_MODE = (
-    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a custom "
-    "gradient; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) use "
-    "implementation='formula'."
-)
 
 
 class RowGradients(NamedTuple):
@@ -103,7 +95,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             weighting = Weighting(NO_GRADIENT, bias, score, origin=NO_GRADIENT)
             return (Inputs(*arrays, weighting=weighting),)
 
-        return reverse_only(run, pull_back, _FORWARD_MODE)(inputs)
+        return with_gradient(run, pull_back)(inputs)
 
     return attend
 
@@ -139,15 +131,13 @@ def _row_gradients(
     )
 
 
-def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
+def with_gradient(run: Callable, pull_back: Callable) -> Callable:
     """Gives a function the gradient `pull_back`, in reverse mode only.
 
     `run(*arguments)` returns the outputs and the residuals that the gradient needs.
     `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
     arguments. `is_wanted` has the structure of the arguments, with None for each array
-    that is not differentiated; a cotangent of zeros is None. Forward mode raises a
-    ValueError with the message `refusal`: JAX itself raises a `TypeError` that names no
-    alternative, and under jit only when lowering.
+    that is not differentiated; a cotangent of zeros is None.
     """
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
@@ -166,39 +156,6 @@ def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
         )
         return pull_back(*residuals, cotangents)
 
-    # Arrays are guarded one by one, so that those that are not differentiated remain
-    # so.
-    def guarded(x: Any) -> Any:
-        if not isinstance(x, core.Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return _guarded.bind(x, message=refusal)
-
     function = jax.custom_vjp(lambda *arguments: run(*arguments)[0])
     function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
-    return lambda *arguments: function(*jax.tree.map(guarded, arguments))
-
-
-def _refuse(*_: Any, message: str):
-    raise ValueError(message)
-
-
-# An identity whose tangent passes through a primitive that can be transposed, but not
-# run, batched or compiled: reverse mode transposes it away, and forward mode runs into
-# it. It is a primitive, not a `jax.custom_jvp`, whose rule would be batched as a whole:
-# then the gradient of a vmap would look the same as `jax.jacfwd`, a vmap of jvp.
-_guarded = Primitive("reverse_only")
-_guarded.def_impl(lambda x, *, message: x)
-_guarded.def_abstract_eval(lambda x, *, message: x)
-mlir.register_lowering(_guarded, lambda _, x, *, message: [x])
-batching.defvectorized(_guarded)
-ad.primitive_jvps[_guarded] = lambda primals, tangents, *, message: (
-    primals[0],
-    _tangent.bind(tangents[0], message=message),
-)
-
-_tangent = Primitive("reverse_only_tangent")
-_tangent.def_impl(_refuse)
-_tangent.def_abstract_eval(lambda x, *, message: x)
-mlir.register_lowering(_tangent, _refuse)
-batching.primitive_batchers[_tangent] = _refuse
-ad.deflinear2(_tangent, lambda cotangent, x, *, message: [cotangent])
+    return function

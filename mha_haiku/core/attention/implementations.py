@@ -75,8 +75,8 @@ def attend(
         rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
         "fused" is the kernel that JAX has for the accelerator, which knows some masks
         and dtypes only; "formula" is dense and differentiated by JAX itself, for
-        forward mode (`jax.jvp`), which others refuse. "auto" is fused where that can do
-        the call, else dense up to about a million scores on the CPU (2^26 on
+        forward mode (`jax.jvp`), which the others lack. "auto" is fused where that can
+        do the call, else dense up to about a million scores on the CPU (2^26 on
         accelerators), and blockwise beyond. `attention.Sharded(mesh)` shares batch,
         heads and positions among the devices of a mesh.
 

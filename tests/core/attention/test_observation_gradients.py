@@ -304,21 +304,6 @@ def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
 
 
 @pytest.mark.slow
-def test_second_derivative_is_refused_with_the_way_out():
-    arrays = {
-        name: jnp.asarray(x, jnp.float32) for name, x in numbers(None, "").items()
-    }
-
-    def entropy(query):
-        found = attend(query, arrays["key"], arrays["value"])[1]
-        return found.statistics().entropy.sum()
-
-    with pytest.raises(ValueError, match=r"weights\(\), with implementation"):
-        twice = jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())
-        jax.eval_shape(twice, arrays["query"])
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     "observe",

@@ -32,12 +32,6 @@ if TYPE_CHECKING:
 # The log of a weight of 0, whose products with large cotangents must be finite.
 _LOW = -1e4
 
-_REFUSAL = (
-    "observations of an attention map have only first derivatives, in reverse mode "
-    "(jax.grad, jax.vjp); for second derivatives or forward mode, compute from the "
-    "map's weights(), with implementation='formula'."
-)
-
 
 def fold(
     observation: Observation, asked: "AttentionMap", given: Given, sizes: sweep.Sizes
@@ -53,7 +47,7 @@ def fold(
         asked, given = arguments
         return _pulled_back(observation, asked, given, cotangents, sizes, is_wanted)
 
-    return gradients.reverse_only(run, pull_back, _REFUSAL)(asked, given)
+    return gradients.with_gradient(run, pull_back)(asked, given)
 
 
 def known(
@@ -77,7 +71,7 @@ def known(
         )
         return pulled[0], None
 
-    return gradients.reverse_only(lambda _, sums: (sums, ()), pull_back, _REFUSAL)(
+    return gradients.with_gradient(lambda _, sums: (sums, ()), pull_back)(
         asked, lax.stop_gradient(sums)
     )
 
@@ -92,19 +86,7 @@ def _pulled_back(
 ) -> tuple:
     if not jax.tree.leaves(cotangents):
         return None, None
-    function = functools.partial(backward, observation, sizes)
-    return _once(function, asked, given, cotangents, is_wanted)
-
-
-@functools.partial(jax.custom_jvp, nondiff_argnums=(0,))
-def _once(function: Callable, *arguments: Any) -> Any:
-    """Calls `function(*arguments)`; the result cannot be differentiated."""
-    return function(*arguments)
-
-
-@_once.defjvp
-def _refuse(*_: Any):
-    raise ValueError(_REFUSAL)
+    return backward(observation, sizes, asked, given, cotangents, is_wanted)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 3))
