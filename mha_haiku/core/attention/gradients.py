@@ -19,6 +19,7 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
+from mha_haiku.core import positions
 from mha_haiku.core.attention import products, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
@@ -38,6 +39,16 @@ class RowGradients(NamedTuple):
     logsumexp: Float[Array, "*B H T"]
 
 
+class TileGradients(NamedTuple):
+    """The gradients of a tile."""
+
+    query: Float[Array, "*B R H K"]
+    key: Float[Array, "*B C G K"]
+    value: Float[Array, "*B C G V"]
+    score: scores.Score
+    scores: Float[Array, "*B H R C"]  # of the scores, and so of the bias
+
+
 def tile_gradients(
     query: Float[Array, "*B R H K"],
     key: Float[Array, "*B C G K"],
@@ -46,8 +57,8 @@ def tile_gradients(
     tile: Float[Array, "*B H R C"],
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
-) -> tuple[Array, Array, Array, scores.Score, Array]:
-    """Computes gradients of query, key, value, score and the tile, in this order.
+) -> TileGradients:
+    """Computes the gradients of a tile of scores.
 
     `kept` has the factors of dropout, or is None without dropout.
     """
@@ -61,7 +72,17 @@ def tile_gradients(
     scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
     value_grad = products.mix_transposed(used, rows.values, value.shape[-2])
-    return query_grad, key_grad, value_grad, score_grad, scores_grad
+    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
+
+
+class Gradients(NamedTuple):
+    """The gradients of attention: sums over its tiles."""
+
+    query: Float[Array, "*B T H K"]
+    key: Float[Array, "*B S G K"]
+    value: Float[Array, "*B S G V"]
+    bias: positions.ScoreBias | None  # None where it is not differentiated
+    score: scores.Score
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
@@ -69,8 +90,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
     `forward(inputs, options)` returns values `[B..., T, H, V]`, the `LogSum` of `[B...,
     H, T]` and a pytree that the gradient needs; options are static.
-    `backward(inputs, saved, rows, wants_bias, options)` returns the gradients of query,
-    key, value, bias (None unless wanted) and score.
+    `backward(inputs, saved, rows, wants_bias, options)` returns `Gradients`.
     """
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))
@@ -89,11 +109,18 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             # The gradient of the bias may be as large as the map, so it is computed
             # only where the bias is differentiated.
             wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
-            *arrays, bias, score = backward(inputs, saved, rows, wants_bias, options)
-            pairs = zip(arrays, inputs[:3], strict=True)
-            arrays = (gradient.astype(x.dtype) for gradient, x in pairs)
-            weighting = Weighting(NO_GRADIENT, bias, score, origin=NO_GRADIENT)
-            return (Inputs(*arrays, weighting=weighting),)
+            sums = backward(inputs, saved, rows, wants_bias, options)
+            weighting = Weighting(
+                NO_GRADIENT, sums.bias, sums.score, origin=NO_GRADIENT
+            )
+            return (
+                Inputs(
+                    sums.query.astype(inputs.query.dtype),
+                    sums.key.astype(inputs.key.dtype),
+                    sums.value.astype(inputs.value.dtype),
+                    weighting,
+                ),
+            )
 
         return with_gradient(run, pull_back)(inputs)
 

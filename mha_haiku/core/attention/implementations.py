@@ -14,9 +14,17 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
-from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
+from mha_haiku.core.attention import (
+    attention_map,
+    dense,
+    fused,
+    normalizers,
+    scores,
+    sited,
+)
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
+from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`, an array or a `LogSum`.
@@ -89,12 +97,6 @@ def attend(
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
-      >>> values, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
-      >>> values.shape, attention_map.shape
-      ((2, 5, 4, 8), (2, 4, 5, 5))
     """
     query, key, value = _arrays(query, key, value)
     mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
@@ -158,11 +160,8 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     says it suits; else "dense" where scores are few, and "blockwise" where they are
     many.
     """
-    if platform != "cpu":  # which has no kernels
-        from mha_haiku.core.attention import fused
-
-        if fused.suits(inputs, dropout_rate, platform):
-            return "fused"
+    if fused.suits(inputs, dropout_rate, platform):
+        return "fused"
     for name, suits in _SUITS.items():
         if suits(inputs, dropout_rate, platform):
             return name
@@ -187,24 +186,12 @@ def _auto(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _blockwise(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
-    from mha_haiku.core.attention.tiled import blockwise
-
-    return blockwise.Blockwise()(inputs, dropout_rate)
-
-
-def _fused(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
-    from mha_haiku.core.attention import fused
-
-    return fused.attend(inputs, dropout_rate)
-
-
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "auto": _auto,
     "dense": dense.attend,
     "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
-    "blockwise": _blockwise,
-    "fused": _fused,
+    "blockwise": blockwise.Blockwise(),
+    "fused": fused.attend,
 }
 _SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 

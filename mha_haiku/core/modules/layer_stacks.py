@@ -60,16 +60,6 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
     The call must do the same for every layer, and return x's dtype. At initialization,
     parameters of different names, shapes or dtypes raise ValueError; other differences,
     such as another activation, are not detected.
-
-    Example:
-      >>> def f(x):
-      ...     stack = mh.modules.scanned
-      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
-      ...     return model(x, is_training=False)[0]
-      ...
-      >>> params = hk.transform(f).init(jax.random.key(0), jnp.ones((1, 5, 8)))
-      >>> [y["w"].shape for x, y in params.items() if x.endswith("attention/query")]
-      [(2, 8, 8)]
     """
     num_layers, given = len(given), _stacked(given)
     if hk.running_init():
@@ -96,16 +86,6 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     the recomputation until the backward pass.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
-
-    Example:
-      >>> def f(x):
-      ...     stack = mh.modules.rematerialized(mh.modules.looped)
-      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
-      ...     return model(x, is_training=False)[0]
-      ...
-      >>> params = hk.transform(f).init(jax.random.key(0), x := jnp.ones((1, 5, 8)))
-      >>> hk.without_apply_rng(hk.transform(f)).apply(params, x).shape
-      (1, 5, 8)
     """
 
     @functools.wraps(stack)

@@ -46,7 +46,7 @@ CASES = [
 def small_tiles(monkeypatch):
     """Makes tiles that do not divide the map."""
     monkeypatch.setattr(sweep, "_MULTIPLE", 4)
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(8, 8, 1))
+    monkeypatch.setattr(engine, "_sizes", lambda factors: sweep.Sizes(8, 8, 1))
 
 
 def numbers(bias_kind, score_kind):
@@ -335,7 +335,7 @@ def test_gradients_of_long_maps_hold_no_matrix(observe):
 class Squares(observation.Observation):
     """The sum of squared weights of each query."""
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def init(self, num_queries, num_keys, arrays, dtype):
         return observation.Sums(jnp.zeros(num_queries, dtype))
 
     def add(self, tile, sums):

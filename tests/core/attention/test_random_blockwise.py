@@ -254,7 +254,7 @@ def assert_close(found, expected):
 def small_tiles():
     """Makes observations use small tiles; undone at the end."""
     sizes = engine._sizes
-    engine._sizes = lambda asked: sweep.Sizes(4, 5, 3)
+    engine._sizes = lambda factors: sweep.Sizes(4, 5, 3)
     yield
     engine._sizes = sizes
 

@@ -74,7 +74,7 @@ def found(request, arrays, monkeypatch):
 
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
+    monkeypatch.setattr(engine, "_sizes", lambda factors: sweep.Sizes(*sizes))
     rows, columns, _ = sizes
     monkeypatch.setattr(divergences, "_SCORES_COMPARED", B * H * rows * columns)
     monkeypatch.setattr(divergences, "_KEYS_COMPARED", columns)
