@@ -9,7 +9,6 @@ normalizer other than softmax, its log denominator replaces the logsumexp.
 from collections.abc import Callable
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
@@ -142,35 +141,6 @@ class AttentionMap:
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
         return self._factors().weights_at(rows, columns)
-
-    def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
-        """Returns the map of one head of one example, with an index per batch axis.
-
-        Raises:
-          ValueError: If an index is missing or out of range; traced ones are clipped.
-        """
-        if len(example) != self.ndim - 3:
-            raise ValueError(
-                f"head() of a map of shape {self.shape} takes a head and an index for "
-                f"each batch axis, {self.ndim - 3}, got {len(example)}."
-            )
-        head = tiles.checked_index("head", head, self.shape[-3])
-        example = tuple(
-            tiles.checked_index(f"the index of batch axis {i}", *pair)
-            for i, pair in enumerate(zip(example, self.shape, strict=False))
-        )
-        group = head // (self.shape[-3] // self.key.shape[-2])
-        of = lambda x, i: tiles.at_batch(x, example)[:, i][:, None]  # noqa: E731
-        log_sum = jax.tree.map(
-            lambda x: tiles.at_batch(x, (*example, head))[None], self.log_sum
-        )
-        return AttentionMap(
-            of(self.query, head),
-            of(self.key, group),
-            log_sum,
-            self.weighting.at_head(example, head),
-            None if self.value is None else of(self.value, group),
-        )
 
     def row_sums(self) -> Float[Array, "*B H T"]:
         """Returns the sum of each query's weights: 1, or 0 if it is fully masked.

@@ -30,9 +30,6 @@ from mha_haiku.core.attention.tiled import blockwise
 # `[B..., H, T]`, an array or a `LogSum`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 
-# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
-Suits = Callable[[Inputs, float, str], bool]
-
 # Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
 # CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
 _DENSE_SCORES = {"cpu": 2**20}
@@ -156,29 +153,18 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is "fused" where a kernel can do it, else the first of the registered ones that
-    says it suits; else "dense" where scores are few, and "blockwise" where they are
-    many.
+    It is "fused" where the kernel can do it, else "dense" where scores are few, and
+    "blockwise" where they are many.
     """
     if fused.suits(inputs, dropout_rate, platform):
         return "fused"
-    for name, suits in _SUITS.items():
-        if suits(inputs, dropout_rate, platform):
-            return name
     most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
 
 
-def register(
-    name: str, implementation: Implementation, *, suits: Suits | None = None
-) -> None:
-    """Makes an implementation known to `attend` by a name.
-
-    `suits` says whether "auto" is to take it for a call; None: never.
-    """
+def register(name: str, implementation: Implementation) -> None:
+    """Makes an implementation known to `attend` and to configs by a name."""
     IMPLEMENTATIONS[name] = implementation
-    if suits is not None:
-        _SUITS[name] = suits
 
 
 def _auto(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
@@ -193,7 +179,6 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "blockwise": blockwise.Blockwise(),
     "fused": fused.attend,
 }
-_SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
 def _arrays(

@@ -239,7 +239,7 @@ OTHERS = {
     "global tokens": (masks.window(3, 1) | masks.global_tokens([0, 7]), "top"),
     "prefix": (masks.prefix(np.asarray([9, 0])), "part"),
     "dilated": (masks.causal() & ~masks.dilated(3), "apply_transposed"),
-    "valid lens": (masks.valid_lens(rng.integers(0, S + 1, (B, T))), "divergence"),
+    "padding": (masks.padding(rng.integers(1, S + 1, B)), "divergence"),
     "pruned groups": (masks.window(7, 0), "apply"),
 }
 
