@@ -49,6 +49,7 @@ from mha_haiku.core import checks  # noqa: E402
 
 _PACKAGES = "jax jaxlib dm-haiku optax torch torchax transformers numpy".split()
 _QUERY_GPU = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+_SECONDS = 10  # of a measurement; rounds end earlier then
 _PART = "--one-part"  # in front of the arguments of a part's process
 _LOG_CHARACTERS = 3000  # of a failed part, in the report
 
@@ -80,34 +81,44 @@ class Place(NamedTuple):
         path = self.out / f"{name}.html"
         mh.show(subject, **options).save(path)
         text = path.read_text()
-        is_whole = text.rstrip().endswith("</html>") and len(text) > 10_000
+        is_whole = text.rstrip().endswith("</html>")
         self.check(f"page {name}", is_whole, True, 0)
 
-    def measure(self, name: str, calls: Mapping[str, Callable | None]) -> None:
-        """Times calls in turn; all wait for their results."""
+    def measure(
+        self,
+        name: str,
+        calls: Mapping[str, Callable[[], Any]],
+        wait: Callable[[Any], Any] = jax.block_until_ready,
+    ) -> None:
+        """Times calls in turn; `wait` gets what the last one of a sample returns."""
         rounds, least = (2, 0.0) if self.is_small else (15, 0.05)
-        repeats = {}
+        repeats, failures = {}, {}
         for contender, call in list(calls.items()):
             try:
-                call()
+                wait(call())
                 start = time.perf_counter()
-                call()
+                wait(call())
                 once = max(time.perf_counter() - start, 1e-6)
             except Exception as error:
-                failure = f"{type(error).__name__}: {error}"[:300]
-                self.write(measure=name, contender=contender, failed=failure)
+                failures[contender] = f"{type(error).__name__}: {error}"[:300]
             else:
                 repeats[contender] = max(1, min(100, int(least / once)))
         times: dict[str, list[float]] = {contender: [] for contender in repeats}
-        for _ in range(rounds):
+        end = time.perf_counter() + _SECONDS
+        for taken in range(rounds):
+            if taken >= 2 and time.perf_counter() > end:
+                break
             for contender, count in repeats.items():
                 start = time.perf_counter()
                 for _ in range(count):
-                    calls[contender]()
+                    result = calls[contender]()
+                wait(result)
                 seconds = (time.perf_counter() - start) / count
                 times[contender].append(1000 * seconds)
         for contender, milliseconds in times.items():
             self.write(measure=name, contender=contender, milliseconds=milliseconds)
+        for contender, failure in failures.items():
+            self.write(measure=name, contender=contender, failed=failure)
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -343,8 +354,7 @@ def check_torch(place: Place) -> None:
 
     from scripts.benchmarks.contenders import causal_models
 
-    size = "tiny" if place.is_small else "whole"
-    device = "cpu" if place.is_small else "cuda"
+    size, device = "tiny", "cpu" if place.is_small else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
     module = causal_models.of_transformers(size).to(device)
     module.set_attn_implementation("eager")
@@ -421,7 +431,7 @@ def measure_attention(place: Place) -> None:
 
         def called(program, arrays=arrays):
             # `result` raises here what the compiler refused, and `measure` records it.
-            jax.block_until_ready(program.result()(*arrays))
+            return program.result()(*arrays)
 
         place.measure(
             title,
@@ -447,10 +457,8 @@ def measure_torch_attention(place: Place) -> None:
             output = attend(*inputs, is_causal=True)
             if with_gradient:
                 torch.autograd.grad(output, inputs, cotangent)
-            if device == "cuda":
-                torch.cuda.synchronize()
 
-        place.measure(title, {"PyTorch": call})
+        place.measure(title, {"PyTorch": call}, _torch_wait(device))
 
 
 def measure_statistics(place: Place) -> None:
@@ -478,10 +486,10 @@ def measure_training(place: Place) -> None:
 
     from scripts.benchmarks.contenders import causal_models, ours, plain_haiku
 
-    steps = 4 if place.is_small else 100
+    case, steps = ("reverse", 4) if place.is_small else ("length_64", 100)
     programs = {
-        "mha_haiku": ours.prepare("length_64", steps),
-        "Haiku and optax": plain_haiku.prepare("length_64", steps),
+        "mha_haiku": ours.prepare(case, steps),
+        "Haiku and optax": plain_haiku.prepare(case, steps),
     }
 
     def run(program):
@@ -513,7 +521,7 @@ def measure_training(place: Place) -> None:
     def call():
         nonlocal carry
         *carry, loss = step(*carry, tokens)
-        loss.block_until_ready()
+        return loss
 
     place.measure(title, {"mha_haiku": call})
 
@@ -545,9 +553,15 @@ def measure_torch_training(place: Place) -> None:
         loss = model(ids, labels=ids, use_cache=False).loss
         loss.backward()
         optimizer.step()
-        loss.item()
 
-    place.measure(title, {"PyTorch": call})
+    place.measure(title, {"PyTorch": call}, _torch_wait(device))
+
+
+def _torch_wait(device):
+    """Makes a function that waits for a GPU; on the CPU calls have ended already."""
+    import torch
+
+    return lambda _: torch.cuda.synchronize() if device == "cuda" else None
 
 
 def measure_ablations(place: Place) -> None:
@@ -556,18 +570,18 @@ def measure_ablations(place: Place) -> None:
 
     size, batch, length = ("tiny", 2, 16) if place.is_small else ("whole", 8, 64)
     count = causal_models.SIZES[size].num_heads
-    programs = {
-        f"{count} single ablations": lab_ours.prepare("ablation", size, batch, length),
-        f"{count} forward passes": lab_ours.prepare(
-            "forward", size, batch, length, calls=count
-        ),
-    }
-    title = f"GPT-2 small, {batch} x {length} tokens, float32"
-    place.measure(title, {name: program.run for name, program in programs.items()})
     model, params = causal_models.ours(size)
     tokens = causal_models.tokens(size, batch, length)
-    example = mh.tasks.Example(tokens, np.roll(tokens, -1, 1), np.ones(tokens.shape))
+    ones = np.ones(tokens.shape, np.float32)
+    example = mh.tasks.Example(tokens, np.roll(tokens, -1, 1), ones)
     of = mh.heads.Measured(model, mh.heads.metrics.loss, params, [example])
+    forward = lab_ours.prepare("forward", size, batch, length, calls=count)
+    title = f"GPT-2 small, {batch} x {length} tokens, float32"
+    calls = {
+        f"{count} single ablations": lambda: mh.heads.ablation(of),
+        f"{count} forward passes": forward.run,
+    }
+    place.measure(title, calls)
     place.save("importance", mh.heads.ablation(of))
 
 
