@@ -766,7 +766,7 @@ def _ratio(first: dict[str, Any], other: dict[str, Any]) -> str:
     """Returns the median ratio and its quartiles; samples are paired by round."""
     if not ("milliseconds" in first and "milliseconds" in other):
         return ""
-    pairs = zip(first["milliseconds"], other["milliseconds"], strict=True)
+    pairs = zip(first["milliseconds"], other["milliseconds"], strict=False)
     low, middle, high = statistics.quantiles((a / b for a, b in pairs), n=4)
     return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
