@@ -169,14 +169,6 @@ def build(
     Raises:
       ConfigError: If fields do not fit each other, tied logits lack a token for a
         class, or patches of images have another number of features.
-
-    Example:
-      >>> config = mh.models.ModelConfig(family="causal", num_layers=2)
-      >>> sizes = dict(num_tokens=9, feature_size=None, num_classes=9)
-      >>> model = mh.models.build(config, **sizes)
-      >>> params = model.init(jax.random.key(0), jnp.zeros((1, 5), int))
-      >>> params["logits"]["w"].shape  # [D, C]
-      (32, 9)
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
