@@ -116,7 +116,7 @@ class Model(NamedTuple):
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
 
-    def edited(self, *edits: Mapping[str, Callable]) -> "Model":
+    def edited(self, *edits: Mapping[Any, Callable]) -> "Model":
         """Changes values at sites, also token by token; see `mh.edit`."""
         model = self
         for edit in edits:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend import core
@@ -30,6 +31,9 @@ _NUMBERED = "\1"
 
 # The number of a layer: a part of a name, or the end of one.
 _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
+
+# A pattern of names, or whole names.
+Address = str | tuple[str, ...]
 
 # Primitives that may contain a whole attention without visible equations.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
@@ -68,6 +72,17 @@ class _Around(NamedTuple):
         )
 
 
+class Edit(NamedTuple):
+    """An edit of a facet of a site."""
+
+    facet: int  # its index
+    change: Callable  # of the value and a number
+    # By the turns of the enclosing scans: whether the site is edited, and the number,
+    # which is None if there is none.
+    chosen: np.ndarray
+    numbers: np.ndarray | None
+
+
 @dataclasses.dataclass
 class Stop:
     """A site in a level, with its reads and edits."""
@@ -79,13 +94,9 @@ class Stop:
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
     group: int | None = None
-    # Facets that are read: their index, the pattern, a function.
-    reads: list[tuple[int, str, Callable]] = dataclasses.field(default_factory=list)
-    # Facets that are edited: their index, a function, and the turns of the enclosing
-    # scans.
-    edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
-        default_factory=list
-    )
+    # Facets that are read: their index, the address, a function.
+    reads: list[tuple[int, Address, Callable]] = dataclasses.field(default_factory=list)
+    edits: list[Edit] = dataclasses.field(default_factory=list)
     is_kept: bool = False  # whether another site of the same attention is active
 
     @property
@@ -109,6 +120,28 @@ class Stop:
         """Yields the turns of the enclosing scans, and the facets' names there."""
         for turn in itertools.product(*map(range, self.around.lengths)):
             yield turn, tuple(at_turn(name, turn) for name in self.names)
+
+    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
+        """Makes an edit of a facet, where the address names it."""
+        chosen = np.zeros(self.around.lengths, bool)
+        for turn, names in self.turns():
+            chosen[turn] = matches(address, names[facet])
+        if not isinstance(address, tuple):
+            return Edit(facet, change, chosen, self.layers())
+        numbers, number = np.zeros(self.around.lengths, int), -1
+        for turn, names in self.turns():
+            number = address.index(names[facet]) if chosen[turn] else number
+            numbers[turn] = number
+        return Edit(facet, change, chosen, numbers)
+
+    def layers(self) -> np.ndarray | None:
+        """Returns the layer by turns, the first number in the name; None without."""
+        if not _LAYER.search(self.names[0]):
+            return None
+        layers = np.zeros(self.around.lengths, int)
+        for turn, names in self.turns():
+            layers[turn] = int(_LAYER.search(names[0])[1])
+        return layers
 
 
 @dataclasses.dataclass
@@ -244,7 +277,7 @@ class Survey:
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
             chosen = np.ones(around.lengths, bool)
-            stop.edits.append((0, lambda value, layer: value, chosen))
+            stop.edits.append(Edit(0, lambda value, layer: value, chosen, None))
             level.stops.append(stop)
 
     def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
@@ -261,13 +294,16 @@ class Survey:
 # --- Names
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Checks whether a pattern, in which `*` matches anything, names a site.
+def matches(address: Address, name: str) -> bool:
+    """Checks whether an address names a site: a tuple of whole names, or a pattern.
 
-    It may begin at any part of the path, as it does with `*/`; if it begins with `/`,
-    only at the first. A site that is passed more than once has a number,
-    `path#1/heads`, which a pattern may omit.
+    In a pattern `*` matches anything. It may begin at any part of the path, as it does
+    with `*/`; if it begins with `/`, only at the first. A site that is passed more than
+    once has a number, `path#1/heads`, which a pattern may omit.
     """
+    if isinstance(address, tuple):
+        return name in address
+    pattern = address
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
     if not pattern.startswith("/"):
         pattern = f"*/{pattern.removeprefix('*/')}"
@@ -280,21 +316,12 @@ def _expression(pattern: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def numbered_by_layer(name: str) -> tuple[str, int | None]:
-    """Replaces the number of the layer, the first in a name, by `*`; returns both."""
-    found = _LAYER.search(name)
-    if not found:
-        return name, None
-    number = None if found[1] == TURN else int(found[1])
-    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
-
-
-def layer(name: str, turns: Sequence) -> int | Array | None:
-    """Finds the layer of a site: a number in its name, or the turn of a scan."""
-    found = _LAYER.search(name)
-    if not found:
+def number_at(numbers: np.ndarray | None, turns: Sequence) -> int | Array | None:
+    """Looks up a number by the turns of scans; traced if it depends on them."""
+    if numbers is None:
         return None
-    return turns[0] if found[1] == TURN else int(found[1])
+    first = numbers.flat[0]
+    return int(first) if (numbers == first).all() else jnp.asarray(numbers)[turns]
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:
