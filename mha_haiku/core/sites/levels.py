@@ -214,6 +214,8 @@ def _joined(
             return None
         chain.append(first)
         pieces = [maker.inputs[0] for maker in makers]
+    if first.name not in ("split", "slice"):
+        return None
     source, shape = first.inputs[0], pieces[0].shape
     differing = [i for i, size in enumerate(shape) if size != source.shape[i]]
     if len(differing) != 1 or any(x.inputs[0] is not source for x in makers):
@@ -222,10 +224,9 @@ def _joined(
     starts = [i * shape[axis] for i in range(len(pieces))]
     if first.name == "split":
         is_whole = all(x is y for x, y in zip(pieces, first.outputs, strict=False))
-    elif first.name == "slice" and not set(first.params["strides"] or ()) - {1}:
-        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
     else:
-        return None
+        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
+        is_whole = is_whole and not set(first.params["strides"] or ()) - {1}
     is_whole = is_whole and len(pieces) * shape[axis] == source.shape[axis]
     if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None

@@ -177,6 +177,36 @@ def test_other_softmaxes_are_no_attention(name):
     assert not sites.sites(jax.grad(lambda *x: function(*x).sum(), 1), *arguments)
 
 
+_JOINED = {
+    "of nothing": lambda x: jnp.concatenate([jnp.arange(3.0), jnp.arange(3.0)]),
+    "of random numbers": lambda x: jnp.stack(
+        [jax.random.normal(jax.random.key(i), (3,)) for i in range(2)]
+    ),
+    "gathers": lambda x: jnp.concatenate([x[0, 0, np.array([0, 1])]] * 2),
+    "stacks": lambda x: jnp.concatenate([jnp.stack([*x[0, :2]])] * 2),
+    "results of a loop": lambda x: jnp.concatenate(
+        [jax.lax.scan(lambda c, y: (c + y, c), x[0], x)[1]] * 2
+    ),
+    "products": lambda x: jnp.stack([x @ x[0].T, x @ x[1].T], -1),
+    "empty slices": lambda x: jnp.concatenate([x[:0], x[:0]]),
+    "the same slice": lambda x: jnp.concatenate([x[:1], x[:1]]),
+    "slices with steps": lambda x: jnp.stack([x[..., 0::2], x[..., 1::2]], -1),
+    "in another order": lambda x: jnp.concatenate(jnp.split(x, 2)[::-1]),
+}
+
+
+@pytest.mark.parametrize("join", _JOINED)
+def test_whatever_else_a_program_joins_its_attention_is_found(join):
+    case = CASES["plain"]()
+
+    def function(params, x, y):
+        return case.function(params, x, y), _JOINED[join](x)
+
+    edited = sites.edit(function, {"*/heads": jnp.zeros_like})(*case.arguments)
+    assert not edited[0].any()
+    np.testing.assert_array_equal(edited[1], _JOINED[join](case.inputs[0]))
+
+
 # --- Several attentions, and sites within sites
 
 

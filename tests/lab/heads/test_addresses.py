@@ -142,7 +142,7 @@ def test_sites_are_edited_by_their_whole_names(names, call):
     )
 
 
-@pytest.mark.parametrize("call", ["why", "writes", "reads", "logits", "lens"])
+@pytest.mark.parametrize("call", ["why", "writes", "reads", "lens"])
 def test_terms_that_do_not_add_up_are_refused(monkeypatch, call):
     """As if an edit of one site reached others."""
     made, run = edits.on_parts, running.run_edited
