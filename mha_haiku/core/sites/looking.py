@@ -119,7 +119,7 @@ def show_stream(function: Callable) -> Callable:
 class Sites(dict):
     """The sites of a function, by name; they print one per line."""
 
-    advice: str = ""  # what else may be attention, and why it has no sites
+    advice: str = ""  # what is assumed, and what else may be attention
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -143,7 +143,7 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     found = Sites()
     for stop, names in survey.names():
         found.update(zip(names, stop.views(), strict=True))
-    found.advice = survey.advice()
+    found.advice = "\n".join(filter(None, [survey.advice(), survey.assumption()]))
     return found
 
 

@@ -11,7 +11,7 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -37,10 +37,6 @@ Address = str | tuple[str, ...]
 
 # Primitives that may contain a whole attention without visible equations.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
-
-
-def _is_marked(eqn: core.JaxprEqn) -> bool:
-    return jaxprs.is_marked(eqn) or eqn.primitive is site_p
 
 
 class _Around(NamedTuple):
@@ -180,7 +176,10 @@ class Survey:
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
-        self.top = self._level(closed, _Around())
+        self._assumed: list[str] = []  # attention whose axis of heads is assumed
+        # The levels in which attention was searched for, and their constants.
+        self._searched: list[tuple[core.Jaxpr, set[core.Var] | None]] = []
+        self.top = self._level(closed, _Around(), None)
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -196,15 +195,27 @@ class Survey:
                 'that cannot be seen: choose another implementation, such as "xla" or '
                 '"dense".'
             )
-        walk = jaxprs.walk(self.top.closed.jaxpr, lambda eqn: not _is_marked(eqn))
-        inner = [x for eqn in walk if not _is_marked(eqn) for x in jaxprs.inner(eqn)]
-        if any(recognition.has_others(x.jaxpr) for x in (self.top.closed, *inner)):
+        if any(itertools.starmap(recognition.has_others, self._searched)):
             parts.append(
                 "It has a softmax that reaches a matrix product in a form that is not "
                 "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
+            if all(constants is None for _, constants in self._searched):
+                parts.append(
+                    "If queries, keys and values are projections of different inputs, "
+                    "mh.wrap(f, params) can tell these from parameters."
+                )
         return "\n".join(parts)
+
+    def assumption(self) -> str:
+        """Says which axes of recognized attention are only assumed; "" for none."""
+        if not self._assumed:
+            return ""
+        return (
+            f"Nothing tells the axis of heads of {', '.join(self._assumed)}: weights "
+            "are assumed to be [B, H, T, S], or [B, T, S] of one head."
+        )
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
@@ -217,20 +228,34 @@ class Survey:
         entries.sort(key=lambda entry: entry[0])
         return [(stop, names) for _, stop, names in entries]
 
-    def _level(self, closed: core.ClosedJaxpr, around: _Around) -> Level:
+    def _level(
+        self,
+        closed: core.ClosedJaxpr,
+        around: _Around,
+        constants: Iterable[core.Var] | None,
+    ) -> Level:
+        """Surveys a level; `constants` are those among its inputs, None if unknown."""
         jaxpr, level = closed.jaxpr, Level(closed)
         recognized, named = {}, {}
-        for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
+        known = jaxprs.constants(jaxpr, constants)
+        if not around.is_marked:
+            self._searched.append((jaxpr, known))
+        found = [] if around.is_marked else recognition.attentions(jaxpr, known)
+        for first, sites, is_assumed in found:
             for site in sites:
-                recognized.setdefault(site.index, []).append((first, site))
+                entry = first, is_assumed, site
+                recognized.setdefault(site.index, []).append(entry)
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, site in recognized.get(index, ()):
+            for first, is_assumed, site in recognized.get(index, ()):
                 if id(first) not in named:
                     local = jaxprs.path(first)
                     if is_empty(joined(around.path, local)):
                         local = next(self._pathless)
                     named[id(first)] = local, self._group()
+                    if is_assumed:
+                        path = joined(around.path, local).partition(_NUMBERED)[0]
+                        self._assumed.append(path.replace(TURN, "*"))
                 local, group = named[id(first)]
                 level.stops.append(self._stop(site, local, around, group))
             if eqn is None:
@@ -246,7 +271,11 @@ class Survey:
                 self.kernels.add(eqn.primitive.name)
                 continue
             inner = [
-                self._level(nested, around.inside(eqn, index, number, nested.jaxpr))
+                self._level(
+                    nested,
+                    around.inside(eqn, index, number, nested.jaxpr),
+                    jaxprs.constants_inside(eqn, nested.jaxpr, known),
+                )
                 for number, nested in enumerate(jaxprs.inner(eqn))
             ]
             if any(nested.stops or nested.inner for nested in inner):
