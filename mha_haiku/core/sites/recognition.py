@@ -31,6 +31,8 @@ Not recognized are
 
 * scores that are not products of queries and keys (additive attention), a query without
   an axis (pooling), several axes of keys, and a softmax over queries;
+* sums that are products with ones (`e / (e @ ones)`), cumulative sums, or computed in a
+  `lax.map` or another loop;
 * differences of two softmaxes (differential attention), and weights that are added to
   or multiplied by anything else computed from the data;
 * weights with another function (a power, a threshold) between them and the values, and
@@ -65,6 +67,7 @@ from mha_haiku.core.sites.softmaxes import Softmax
 
 _WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
+_ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
@@ -95,17 +98,26 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
         makers = [x for x in makers if x and x.name != "dot_general"]
         found += [x for x in makers if x not in found]
     known = {x.number for equation in found for x in equation.outputs}
-    masses, read_by = set(), set()
+    # Exponentials, and their quotients. Exponentials that are multiplied by other data
+    # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
+    masses, shares, read_by = set(), set(), set()
     for equation in equations:
         if equation.is_marked:
             continue
-        name = equation.name
-        is_mass = name in levels.EXPONENTIALS and equation.inputs[0].is_made
-        if masses & {x.number for x in equation.inputs}:
+        name, inputs = equation.name, {x.number for x in equation.inputs}
+        outputs = {x.number for x in equation.outputs} - known
+        if inputs & (masses | shares):
             read_by.add(name)
-            is_mass = name not in ("dot_general", "reduce_sum", "log", "site")
-        if is_mass:
-            masses |= {x.number for x in equation.outputs} - known
+        if name in levels.EXPONENTIALS and equation.inputs[0].is_made:
+            masses |= outputs
+        elif name in _ENDING:
+            continue
+        elif inputs & shares or name == "div" and equation.inputs[0].number in masses:
+            shares |= outputs
+        elif inputs & masses and name != "div":
+            others = [x for x in equation.inputs if x.number not in masses]
+            is_scaled = name == "mul" and any(x.is_made for x in others)
+            masses |= set() if is_scaled else outputs
     return {"dot_general", "reduce_sum"} <= read_by
 
 

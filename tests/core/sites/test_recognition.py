@@ -611,6 +611,43 @@ def test_a_softmax_of_another_form_is_told(name):
     assert advice not in repr(sites.sites(gradient, *_arguments()))
 
 
+def _mamba(w, x):
+    """Mamba-2 as one chunk, and the norm after it."""
+    query, key, value, gate = (x @ w for w in w)
+    decay = jnp.cumsum(-jax.nn.softplus(x @ w[0][:, 0]), 1)
+    decay = jnp.exp(decay[:, :, None] - decay[:, None]) * np.tri(x.shape[1])[None]
+    x = ((query @ key.mT) * decay) @ value * jax.nn.silu(gate)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True)) @ w[0]
+
+
+def _xlstm(w, x):
+    """The matrix memory of xLSTM, in parallel, with its normalizer."""
+    query, key, value, _ = (x @ w for w in w)
+    forget = jnp.cumsum(jax.nn.log_sigmoid(x @ w[3][:, 0]), 1)
+    log = forget[:, :, None] - forget[:, None] + (x @ w[3][:, 1])[:, None]
+    largest = log.max(-1, keepdims=True)
+    decay = (query @ key.mT) * jnp.exp(log - largest)
+    total = jnp.maximum(jnp.abs(decay.sum(-1, keepdims=True)), jnp.exp(-largest))
+    return (decay / total) @ value
+
+
+def _with_gated_weights(w, x):
+    query, key, value, gate = (x @ w for w in w)
+    weights = jax.nn.softmax(query @ key.mT) * jax.nn.sigmoid(gate @ gate.mT)
+    return weights @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "is_told"),
+    [(_mamba, False), (_xlstm, False), (_with_gated_weights, True)],
+)
+def test_only_a_softmax_is_told(function, is_told):
+    w = [np.float32(x) for x in np.random.default_rng(0).normal(size=(4, D, D))]
+    shown = repr(sites.sites(function, w, _INPUTS[1]))
+    assert ("It has a softmax that reaches" in shown) == is_told
+    assert "weights" not in shown
+
+
 _SEEN = np.tri(4, dtype=bool)[None]
 _MASKINGS = {
     "low": lambda s: jax.nn.softmax(jnp.where(_SEEN, s, -1e9)),
