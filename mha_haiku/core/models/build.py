@@ -19,7 +19,7 @@ import jmp
 import numpy as np
 from jax import Array
 
-from mha_haiku.core import attention, checks, display, modules, sites, tiles
+from mha_haiku.core import attention, checks, display, marking, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
@@ -116,7 +116,7 @@ class Model(NamedTuple):
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
 
-    def edited(self, *edits: Mapping[str, Callable]) -> "Model":
+    def edited(self, *edits: Mapping[Any, Callable]) -> "Model":
         """Changes values at sites, also token by token; see `mh.edit`."""
         model = self
         for edit in edits:
@@ -229,6 +229,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
                 "dropout."
             )
         options = {name: x for name, x in options.items() if x is not None}
+        params = marking.mark_parameters(params)
         return Output(function(params, inputs, **options), ())
 
     init: Any = None  # nothing makes its parameters
