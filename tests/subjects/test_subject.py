@@ -522,10 +522,6 @@ def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
 
 
 _REFUSALS = {
-    "generate": (
-        lambda x: x.generate("a", beam=2),
-        "is not for 'by hand', which keeps",
-    ),
     "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
     "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
     "examples": (

@@ -46,12 +46,6 @@ class TrainingConfig(Section, path="config.training"):
         "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
     )
-    samples: int = field(
-        1,
-        "texts that a causal model of a text, or an encoder-decoder, writes at each "
-        "evaluation; 0 for none",
-        fields.integer(0, 2**10),
-    )
     non_finite: str = field(
         "abort",
         "what to do at a step whose loss or gradient is not finite",

@@ -43,8 +43,6 @@ class Folder(NamedTuple):
     snapshots = _path("attention/snapshots")
     heads = _path("heads")
     timeline = _path("heads/timeline.jsonl")
-    samples = _path("samples.jsonl")
-    generated = _path("generated.jsonl")
     summary = _path("summary.json")
     lock = _path("lock.json")
 
@@ -164,7 +162,7 @@ def _check_unused(folder: Folder, *, is_new: bool) -> None:
         )
     # Next to config.json, which comes first, these are the run's.
     places = [folder.tokenizer, folder.data, folder.metrics, folder.summary]
-    places += [folder.samples, folder.timeline]
+    places += [folder.timeline]
     theirs = [path for path in places if os.path.lexists(path)]
     if not files.is_lock(folder.lock):
         theirs.append(folder.lock)

@@ -139,8 +139,8 @@ class TextTask(base.DataTask):
         return self.encoder.piece(token)
 
     @property
-    def end_token(self) -> int | None:
-        return self.encoder.end
+    def end_tokens(self) -> tuple[int, ...]:
+        return self.encoder.end_tokens
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's text, with special tokens around it."""

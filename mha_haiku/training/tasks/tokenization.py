@@ -38,7 +38,7 @@ class Tokenizer(Protocol):
     before: tuple[int, ...] = ()  # special tokens before every text
     after: tuple[int, ...] = ()  # special tokens after it
     mask: tuple[int, str] | None = None  # the token that hides another, and its text
-    end: int | None = None  # the token that ends a text
+    end_tokens: tuple[int, ...] = ()  # those that end a text
     out_of_range: tuple[int, ...] = ()  # tokens that the model has no row for
 
     def encode(self, text: str) -> np.ndarray:
@@ -196,6 +196,8 @@ class Pretrained(Tokenizer):
     content: str  # of a tokenizer.json
     least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
     most_tokens: int | None = None  # rows of its model, if limited
+    # By default the first token with a usual name of the end.
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         """Reads the contents and tests them, so that errors show now."""
@@ -204,10 +206,16 @@ class Pretrained(Tokenizer):
             largest, count = max(self._ids.values()), len(self._ids)
             if largest >= len(self.content):  # a token takes more than a character
                 raise ValueError(f"it has {count} tokens, and a token {largest}")
+            usual = self._first_of(_ENDS)
+        ends = tuple(x for x in self.end_tokens if 0 <= x < self.num_tokens)
+        if not ends and usual is not None:
+            ends = (usual,)
+        object.__setattr__(self, "end_tokens", ends)
 
     def to_json(self) -> str:
         stored = {"pretrained": json.loads(self.content)}
         stored["least_tokens"] = self.least_tokens
+        stored["end_tokens"] = self.end_tokens
         if self.most_tokens is not None:
             stored["most_tokens"] = self.most_tokens
         return json.dumps(stored)
@@ -234,10 +242,6 @@ class Pretrained(Tokenizer):
     def mask(self) -> tuple[int, str] | None:
         token = self._first_of(_MASKS)
         return None if token is None else (token, self._tokenizer.id_to_token(token))
-
-    @functools.cached_property
-    def end(self) -> int | None:
-        return self._first_of(_ENDS)
 
     def _first_of(self, texts: Sequence[str]) -> int | None:
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
@@ -364,7 +368,10 @@ KINDS = Characters, BytePairs, Pretrained
 
 
 def read_file(
-    path: str | pathlib.Path, least_tokens: int = 0, most_tokens: int | None = None
+    path: str | pathlib.Path,
+    least_tokens: int = 0,
+    most_tokens: int | None = None,
+    end_tokens: tuple[int, ...] = (),
 ) -> Tokenizer:
     """Reads the tokenizer in a tokenizer.json, also one that was trained here."""
     content = checks.text_of(path, f"tokenizer {str(path)!r}")
@@ -379,7 +386,7 @@ def read_file(
         )
         if completed is not contents:
             content = json.dumps(completed)
-    return Pretrained(content, least_tokens, most_tokens)
+    return Pretrained(content, least_tokens, most_tokens, end_tokens)
 
 
 def _is_of_byte_pairs(content: str, contents: dict[str, Any]) -> bool:
@@ -436,7 +443,11 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
             most = contents.get("most_tokens")
             if most is not None:
                 checks.integer_in("most_tokens", most, 0, None)
-            return Pretrained(json.dumps(contents["pretrained"]), least, most)
+            ends = tuple(
+                checks.non_negative_integer("end_tokens", x)
+                for x in contents.get("end_tokens", ())
+            )
+            return Pretrained(json.dumps(contents["pretrained"]), least, most, ends)
         tokenizer = _of_library(json.dumps(contents))
         tokens = sorted(tokenizer.get_vocab().values())
         if not tokens or tokens != list(range(len(tokens))):

@@ -193,10 +193,11 @@ def test_pieces_join_to_the_text_and_to_names_of_special_tokens():
         assert joined.decode().removeprefix(" ") == text
         assert tokenizer.piece(tokens[-1]) == "🙂".encode()[-1:]
         assert tokenizer.piece(tokenizer.num_tokens) == b"<%d>" % tokenizer.num_tokens
-    assert tokenizer.piece(tokenizer.end) == b"<|endoftext|>"
+    (end,) = tokenizer.end_tokens
+    assert tokenizer.piece(end) == b"<|endoftext|>"
     words = tokenization.Pretrained(word_pieces())
     assert b"".join(map(words.piece, words.encode("cats.").tolist())) == b" cats."
-    assert words.end is None and words.piece(3) == b"[SEP]"
+    assert words.end_tokens == () and words.piece(3) == b"[SEP]"
 
 
 def test_a_part_that_no_token_stands_for_is_named():
