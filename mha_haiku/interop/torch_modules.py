@@ -152,7 +152,7 @@ def convert(module: Any) -> TorchModule:
         getattr(of_model, padding, getattr(of_text, padding, None)),
         _predicts_next(module),
         _max_length(module) if main == _TOKENS else None,
-        _end_tokens(of_text, of_model),
+        _end_tokens(of_text or of_model),
         (
             _num_tokens(module),
             _num_tokens(module.get_decoder()) if has_decoder else None,
@@ -160,13 +160,12 @@ def convert(module: Any) -> TorchModule:
     )
 
 
-def _end_tokens(*configs: Any) -> tuple[int, ...]:
-    """Finds the tokens that end a text in the first config that names any."""
-    for config in configs:
-        ends = getattr(config, "eos_token_id", None)
-        if ends is not None:
-            return tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
-    return ()
+def _end_tokens(config: Any) -> tuple[int, ...]:
+    """Finds the tokens that end a text in a config of transformers."""
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        return ()
+    return tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
 
 
 def _bare(module: Any) -> Any:
