@@ -25,7 +25,7 @@ def load(
     *,
     step: int | None = None,
     dtype: Any = None,
-    trust_code: bool = False,
+    trust: bool = False,
 ) -> Subject:
     """Loads a trained model from a run, a file, a package or the hub.
 
@@ -36,12 +36,12 @@ def load(
         has no table here is loaded by transformers, and wrapped.
       step: Checkpoint of a run. Defaults to the newest.
       dtype: Dtype of pretrained parameters. Defaults to float32.
-      trust_code: Whether the Python file that a run names as its task may be executed;
+      trust: Whether the Python file that a run names as its task may be executed;
         `show` and others then accept the folder, too. No other file has code.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read, or it needs
-        `trust_code`.
+        `trust`.
       ValueError: If a dtype is given for a run, or a step for anything else.
 
     Example:
@@ -56,7 +56,7 @@ def load(
     if contents is not None and "config" in contents:  # and not of other libraries
         if dtype is not None:
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
-        return Subject.of_folder(path, step, trust_code=trust_code)
+        return Subject.of_folder(path, step, trust=trust)
     if step is not None:
         raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
     found = sources.find(source)

@@ -18,8 +18,7 @@ from mha_haiku.training.tasks.own_data import from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
     check,
     digest,
-    named_by_a_file,
-    trusting_runs,
+    executes,
 )
 
 __all__ = [
@@ -29,17 +28,16 @@ __all__ = [
     "batch",
     "check",
     "digest",
+    "executes",
     "from_arrays",
     "from_examples",
     "from_text",
     "make",
     "model_defaults",
-    "named_by_a_file",
     "names",
     "of_name",
     "options",
     "register",
-    "trusting_runs",
     "values",
 ]
 
