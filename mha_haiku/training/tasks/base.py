@@ -8,6 +8,7 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -367,6 +368,15 @@ class DataTask(Task):
                 "not."
             )
         return self._parts()
+
+
+def digest(kept: Kept) -> str:
+    """Computes the sha256 of what is kept: the tokenizer, and arrays by name."""
+    sha256 = hashlib.sha256(kept.tokenizer.encode())
+    for name, x in sorted((kept.arrays or {}).items()):
+        sha256.update(f"{name} {x.dtype} {x.shape}".encode())
+        sha256.update(np.ascontiguousarray(x).data)
+    return sha256.hexdigest()
 
 
 def check_parts(

@@ -105,7 +105,7 @@ class TextTask(base.DataTask):
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
         """The tokenizer, of the run, of a file or trained on the training part."""
-        if self._kept is not None:
+        if self._kept is not None and self._kept.tokenizer:
             return tokenization.from_json(self._kept.tokenizer)
         if train := tokenization.TRAINERS.get(self.tokenizer):
             return train(self._training_text, self.vocabulary_size)
