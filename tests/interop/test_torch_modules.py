@@ -634,7 +634,7 @@ def test_refusals_of_folders(tmp_path, monkeypatch):
     config.write_text(text.replace('"t5"', '"t55"'))
     with pytest.raises(ConfigError, match="t55.*\n?.*Nor does transformers"):
         mh.load(tmp_path)
-    config.write_text(text.replace('"d_ff": 20', '"d_ff": 21'))
+    config.write_text(text.replace('"d_ff": 20', '"d_ff": "x"'))
     with pytest.raises(ConfigError, match="could not be read by transformers"):
         mh.load(tmp_path)
 
