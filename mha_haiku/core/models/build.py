@@ -167,8 +167,8 @@ def build(
         config's.
 
     Raises:
-      ConfigError: If fields do not fit each other, tied logits lack a token for a
-        class, or patches of images have another number of features.
+      ConfigError: If fields do not fit each other, or tied logits lack a token for a
+        class.
 
     Example:
       >>> config = mh.models.ModelConfig(family="causal", num_layers=2)
@@ -185,13 +185,6 @@ def build(
             "config.model.output.tied needs inputs that are tokens, and a token for "
             f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
         )
-    if config.embedding.image is not None:
-        channels, *_, patch = config.embedding.image
-        if feature_size != channels * patch**2:
-            raise checks.ConfigError(
-                f"config.model.embedding.image = {config.embedding.image} needs inputs "
-                f"of {channels * patch**2} features, got {feature_size or 'tokens'}."
-            )
     make = functools.partial(
         _functions,
         config,
