@@ -583,16 +583,18 @@ def test_features_go_where_a_model_takes_them():
 
 
 @pytest.mark.slow
-def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
-    case = CASES["whisper"]
+@pytest.mark.parametrize("name", ["whisper", "vit"])
+def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(name, tmp_path):
+    case = CASES[name]
     model = torch_families.make(case)
     model.save_pretrained(tmp_path)
     subject = mh.load(tmp_path)
-    assert "WhisperForConditionalGeneration of PyTorch" in repr(subject)
-    given = case.inputs()
-    close(subject.logits(given), by_torch(model, given)[0])
-    source, target = given["input_features"], given["decoder_input_ids"]
-    assert subject.logits((source, target)).shape[:2] == target.shape
+    assert f"{case.model} of PyTorch" in repr(subject)
+    inputs = case.inputs()
+    close(subject.logits(inputs), by_torch(model, inputs)[0])
+    if name == "whisper":
+        source, target = inputs["input_features"], inputs["decoder_input_ids"]
+        assert subject.logits((source, target)).shape[:2] == target.shape
     with pytest.raises(ValueError, match="step must be None"):
         mh.load(tmp_path, step=3)
 
