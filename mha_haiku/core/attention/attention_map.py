@@ -98,7 +98,7 @@ class AttentionMap:
     @property
     def sees(self) -> Bool[Array, "*B H T"]:
         """Marks the queries that see any key, even one that is NaN."""
-        return self.logsumexp != -jnp.inf
+        return self.weighting.score.sees(self.logsumexp, self.weighting)
 
     @property
     def shape(self) -> tuple[int, ...]:
