@@ -96,10 +96,10 @@ class Subject:
         workdir: str | os.PathLike,
         step: int | None = None,
         *,
-        trust_code: bool = False,
+        trust: bool = False,
     ) -> "RunSubject":
         """Loads the run in a folder; see `runs.load_run`."""
-        run = folders.load_run(workdir, step, trust_code=trust_code)
+        run = folders.load_run(workdir, step, trust=trust)
         folder = folders.Folder(checks.as_path(workdir))
         return cls.of_run(run, folder.root.resolve().name, folder)
 
