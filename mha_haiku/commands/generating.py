@@ -12,7 +12,7 @@ from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects.verbs import answering, dumping, generation
-from mha_haiku.training.runs import files, folders, progress, writable
+from mha_haiku.training.runs import files, folders, progress
 
 _MOST_SHOWN = 64  # texts with maps
 
@@ -76,7 +76,7 @@ def generate(
     folder = folders.Folder(checks.as_path(run.workdir))
     kept, drawn = folder.generated, folder.attention / "generated"
     for each in (drawn, folder.root) if attention else (folder.root,):
-        writable.check_writable("workdir", each)
+        files.check_writable("workdir", each)
     if examples is not None:
         result = answering.score(subject, examples, strategy, tokens=tokens, seed=seed)
         job, texts = result.job, result.texts

@@ -27,12 +27,6 @@ class TrainingConfig(Section, path="config.training"):
     """The length of a run, and what the run reports and stores."""
 
     steps: int = field(400, "training steps of the whole run", _STEPS)
-    seeds: int = field(
-        1,
-        "models that train together, in separate folders, with config.seed, "
-        "config.seed + 1, ...",
-        fields.integer(1, 2**10),
-    )
     batch_size: int = field(128, "examples of a step, over all devices", _COUNT)
     steps_per_dispatch: int = field(
         50, "maximum number of steps in one call of the compiled program", _COUNT
@@ -136,11 +130,6 @@ class RunConfig(Section, path="config"):
     def __post_init__(self):
         super().__post_init__()
         models.check(self.model)
-        if self.seed + self.training.seeds > 2**32:
-            raise ConfigError(
-                "config.seed must be at most 2**32 - config.training.seeds, got "
-                f"{self.seed} with {self.training.seeds} seeds."
-            )
 
     def replace(self, **changes: Any) -> Self:
         """Makes a config with other values; see `Section.replace`.
@@ -285,10 +274,10 @@ def make_placement(
     available: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
-    shared, training = config.devices, config.training
-    check_devices(shared, config.model, training, len(available))
+    shared = config.devices
+    check_devices(shared, config.model, config.training, len(available))
     if not shared.divide_models:
-        return devices.Replicas(available, several=training.seeds > 1)
+        return devices.Replicas(available)
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
     return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 
@@ -325,12 +314,6 @@ def check_devices(
                 model.attention.implementation,
                 attention.IN_A_RING,
             )
-    if training.seeds > 1 and shared.divide_models:
-        raise ConfigError(
-            f"config.training.seeds must be 1 where devices divide heads, positions or "
-            f"parameters, got {training.seeds}.\n"
-            "Several seeds share the devices by their batches: config.devices.data."
-        )
     _check_heads(model, heads)
     size = training.batch_size
     if rest := size % data:
@@ -401,6 +384,15 @@ def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
     if not isinstance(name, str):
         raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
     name = task_found(name, directory)
+    training = values.get("training")
+    if isinstance(training, dict) and "seeds" in training:  # of mha_haiku 0.2
+        training = {x: y for x, y in training.items() if x != "seeds"}
+        if (seeds := values["training"]["seeds"]) != 1:
+            raise ConfigError(
+                f"its {seeds} runs are in folders such as seed_{values.get('seed')}; "
+                "name one."
+            )
+        values = values | {"training": training}
     with tasks.named_by_a_file():
         config = default_config(name)
         return found(
