@@ -131,10 +131,10 @@ def locked(path: Path) -> Iterator[None]:
             f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
             "one process trains in it."
         )
-    os.ftruncate(descriptor, 0)
-    owner = f"{_OWNER}process {os.getpid()} on {socket.gethostname()}"
-    os.pwrite(descriptor, owner.encode(), 0)
     try:
+        os.ftruncate(descriptor, 0)
+        owner = f"{_OWNER}process {os.getpid()} on {socket.gethostname()}"
+        os.pwrite(descriptor, owner.encode(), 0)
         yield
     finally:
         os.close(descriptor)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from mha_haiku.training.runs.checkpoints.store import SaveError
 
 from mha_haiku import heads, models, rasp, tasks
 from mha_haiku.core import sites
@@ -23,7 +24,6 @@ from mha_haiku.subjects.verbs import (
     saved_models,
 )
 from mha_haiku.training.runs import files, folders, loop, trainers
-from mha_haiku.training.runs.checkpoints.store import SaveError
 from tests.tiny_runs import write_untrained
 
 OPTIONS = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}

@@ -29,9 +29,8 @@ def state(workdir, config, at=None):
     abstract = folders.abstract_state(
         config, task, folders.make_model(config.model, task)
     )
-    folder = pathlib.Path(workdir) / "checkpoints"
-    with checkpoints.Checkpoints(folder, read_only=True) as stored:
-        return stored.restore(abstract, at)
+    stored = checkpoints.read(pathlib.Path(workdir) / "checkpoints", at)
+    return checkpoints.restored(stored.arrays(), abstract, str(stored))
 
 
 def reports(workdir):
@@ -47,8 +46,9 @@ def act(monkeypatch, action):
     take_steps = trainers.Trainer.take_steps
 
     def take_and_act(self, stop):
-        take_steps(self, stop)
+        events = take_steps(self, stop)
         action(self)
+        return events
 
     monkeypatch.setattr(trainers.Trainer, "take_steps", take_and_act)
 
@@ -63,18 +63,13 @@ def interrupt_at(at):
     return act
 
 
-def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0, of_seed=None):
-    """Multiplies gradient and loss of some steps, of which the first is 1.
-
-    With `of_seed` only in the run of that seed, of several that train together.
-    """
+def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
+    """Multiplies gradient and loss of some steps, of which the first is 1."""
     gradients = stepping.gradients
 
     def broken(*args, seed, step, **kwargs):
         found, sums = gradients(*args, seed=seed, step=step, **kwargs)
         is_bad = jnp.isin(step + 1, jnp.array([*at]))
-        if of_seed is not None:
-            is_bad &= seed == of_seed
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
         return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
 
