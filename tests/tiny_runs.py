@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -129,7 +130,7 @@ def write_untrained(root, config, *, step: int = 3, value: float | None = None):
         return np.broadcast_to(np.asarray(array, x.dtype), x.shape)
 
     state = jax.tree.map(drawn, abstract)._replace(step=np.int32(step))
-    folder = folders.Folder(root)
+    folder = folders.Folder(pathlib.Path(root))
     folders.write_config(folder, config, jax.local_devices()[:1], task)
     checkpoints.save(folder.checkpoints, step, state)
     return folder.root

@@ -2,7 +2,7 @@
 
 All processes must call these functions in the same order. With one process they return
 at once. Only the first process reads the folder of a run (`first_does`) and writes it
-(`runs.files` and `runs.recording`).
+(`runs.loop` and `runs.files`).
 """
 
 import json

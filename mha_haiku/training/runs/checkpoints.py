@@ -48,13 +48,6 @@ class Checkpoint(NamedTuple):
     def __str__(self) -> str:
         return f"The checkpoint of step {self.step} in {self.folder.parent}"
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Reads the shapes of the arrays by name."""
-        with _opened(self.folder) as file:
-            return {
-                name: tuple(file.get_slice(name).get_shape()) for name in file.keys()
-            }
-
     def arrays(self, parts: Sequence[str] = ()) -> dict[str, np.ndarray]:
         """Reads the arrays by name; only of these fields of the tree, if any."""
         with _opened(self.folder) as file:

@@ -22,7 +22,6 @@ from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import checkpoints, configuration, files
 
 _FORM = 2  # version of the folder's format
-_FEW_LAYERS = 16  # whose shapes are found fast
 
 
 def _path(name: str) -> property:
@@ -201,7 +200,6 @@ def load_with_data(
                 "Restore it, or train on with --override_config."
             )
         stored = checkpoints.read(folder.checkpoints, step)
-        check_layers(config.model, stored)
         parts = [f".{name}" for name in stepping.Parameters._fields]
         return {
             "config": config.to_json(),
@@ -221,23 +219,6 @@ def load_with_data(
     abstract = stepping.Parameters(abstract.step, abstract.params)
     state = checkpoints.restored(content["arrays"], abstract, content["name"])
     return Run(config, task, model, state.params, int(state.step)), kept
-
-
-def check_layers(model: models.ModelConfig, stored: checkpoints.Checkpoint) -> None:
-    """Raises ConfigError if a config has more layers than a checkpoint has arrays.
-
-    This is a cheap check before shapes, which take long to find. Scanned layers are
-    rows of one array.
-    """
-    count = model.num_layers + models.num_decoder_layers(model)
-    shapes = stored.shapes().values()
-    rows = [shape[0] for shape in shapes if shape and model.scan_layers]
-    most = max(len(shapes), _FEW_LAYERS, *rows)
-    if count > most:
-        raise ConfigError(
-            f"config.model.num_layers must be at most {most} for the arrays of the "
-            f"checkpoint of step {stored.step} in {stored.folder.parent}, got {count}."
-        )
 
 
 def read_kept(folder: Folder, *, with_data: bool = True) -> dict[str, Any] | None:

@@ -80,62 +80,55 @@ def params(
     its tokens come first.
     """
     is_scanned = config.model.scan_layers
-    own = dict(models.unstacked(new) if is_scanned else new)
-    its = dict(source.run.params)
-    same_classes = _classes(task) == _classes(source.run.task)
+    new = dict(models.unstacked(new) if is_scanned else new)
+    old = dict(source.run.params)
+    labels = [
+        [x.class_label(c) for c in range(x.num_classes)]
+        for x in (task, source.run.task)
+    ]
     for module in forward.OUTPUT_MODULES:
-        shapes = [jax.tree.map(np.shape, x.get(module)) for x in (own, its)]
-        if not same_classes or shapes[0] != shapes[1]:
-            its.pop(module, None)
-    fresh = [name for name in forward.OUTPUT_MODULES if name in own and name not in its]
-    if source.kept is not None and {"embedding"} <= set(own) & set(its):
-        its["embedding"] = _with_rows_of(its["embedding"], own["embedding"])
-    _check_alike(source, config, own, its, fresh)
-    taken = {name: own[name] if name in fresh else its[name] for name in own}
-    return models.stacked(taken) if is_scanned else taken
+        shapes = [jax.tree.map(np.shape, x.get(module)) for x in (new, old)]
+        if module in new and (labels[0] != labels[1] or shapes[0] != shapes[1]):
+            old[module] = new[module]
+    if source.kept is not None and {"embedding"} <= set(new) & set(old):
+        old["embedding"] = _resized(old["embedding"], new["embedding"])
+    _check_alike(source, config, new, old)
+    start = {name: old[name] for name in new}
+    return models.stacked(start) if is_scanned else start
 
 
-def _classes(task: tasks.Task) -> list[str]:
-    return [task.class_label(c) for c in range(task.num_classes)]
-
-
-def _shapes(params: Params, left_out: list[str]) -> dict[str, tuple[int, ...]]:
-    return {
-        f"{module} {name}": np.shape(x)
-        for module, leaves in params.items()
-        for name, x in leaves.items()
-        if module not in left_out
-    }
-
-
-def _with_rows_of(
-    its: dict[str, np.ndarray], own: Mapping[str, np.ndarray]
+def _resized(
+    old: dict[str, np.ndarray], new: Mapping[str, np.ndarray]
 ) -> dict[str, np.ndarray]:
-    """Makes tables of the size of `own`: the rows of `its`, then of `own`."""
-    widths, other = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (own, its))
-    if widths != other:
-        return its
+    """Makes tables of the size of `new`: the rows of `old`, then of `new`."""
+    widths, others = ({k: np.shape(x)[1:] for k, x in y.items()} for y in (new, old))
+    if widths != others:
+        return old
     return {
-        name: np.concatenate([its[name][: len(x)], x[len(its[name]) :]])
-        for name, x in own.items()
+        name: np.concatenate([old[name][: len(x)], x[len(old[name]) :]])
+        for name, x in new.items()
     }
 
 
 def _check_alike(
-    source: Start,
-    config: configuration.RunConfig,
-    own: Params,
-    its: Params,
-    fresh: list[str],
+    source: Start, config: configuration.RunConfig, new: Params, old: Params
 ) -> None:
-    here, there = (_shapes(params, fresh) for params in (own, its))
+    here, there = (
+        {
+            f"{x} {y}": np.shape(z)
+            for x, leaves in params.items()
+            for y, z in leaves.items()
+        }
+        for params in (new, old)
+    )
+    logits = tuple(forward.OUTPUT_MODULES)
     differ = [
-        f"{name} ({_size(there.get(name))} there, {_size(here.get(name))} here)"
+        f"{name} ({there.get(name)} there and {here.get(name)} here)"
         for name in here | there
-        if here.get(name) != there.get(name)
+        if here.get(name) != there.get(name) and name.split()[0] not in logits
     ]
-    there, here = ({"model": x.model.to_json()} for x in (source.run.config, config))
-    changed = configuration.difference(there, here)
+    before, now = ({"model": x.model.to_json()} for x in (source.run.config, config))
+    changed = configuration.difference(before, now)
     changed = [line for line in changed if not line.startswith(_FREE)]
     if differ or changed:
         what = checks.listed(differ, _MOST_SHOWN) or "what its parameters mean"
@@ -144,7 +137,3 @@ def _check_alike(
             f"in {what}.\nFields there and here: "
             f"{checks.listed(changed, _MOST_SHOWN) or 'the same'}."
         )
-
-
-def _size(shape: tuple[int, ...] | None) -> str:
-    return "none" if shape is None else " x ".join(map(str, shape)) or "a number"

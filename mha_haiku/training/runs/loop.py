@@ -157,9 +157,38 @@ def train(
             return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
         task, source = _make_task(config, content, kept, override_config)
-        return _run(
-            stack, folder, config, content, placement, task, source, observers, started
+        trainer = _make_trainer(config, content, placement, task, source)
+        # Signals are deferred until all is saved.
+        is_requested = stack.enter_context(_interruption())
+        start, record = trainer.step, _Silent()
+        if cluster.is_first():
+            record = _Record(stack, folder, trainer, content["report"])
+        for line in _told(trainer, source):
+            record.tell(line)
+        observers = [observer for observer in observers if observer.every]
+        record.begin(observers)
+        _look(trainer, record, observers)  # those that are due compile here
+        record.start_clock()
+        metrics = metrics_log.metrics_of(content["report"])
+        metrics = _take_steps(
+            trainer, record, observers, metrics, content["step"], is_requested
         )
+        rate = (trainer.step - start) / trainer.seconds if trainer.seconds else 0.0
+        summary = Summary(
+            steps=trainer.step,
+            metrics=metrics,
+            baseline=dict(task.baseline),
+            baseline_name=task.baseline_name,
+            interrupted=trainer.step < config.training.steps,
+            resumed_from=start,
+            skipped_steps=trainer.skipped,
+            wall_seconds=time.perf_counter() - started,
+            compile_seconds=trainer.compile_seconds,
+            steps_per_second=rate,
+            examples_per_second=rate * config.training.batch_size,
+        )
+        record.end(summary)
+        return summary
 
 
 def train_whole(
@@ -193,8 +222,6 @@ def _read(
     latest = newest and newest.step
     if saved is not None:
         is_changed = _check_unchanged(folder, saved, config, override, latest)
-    if newest is not None:
-        folders.check_layers(config.model, newest)
     summary = None if is_changed else _finished(folder, steps, latest)
     content: dict[str, Any] = {"config": config.to_json(), "step": latest}
     content |= {"summary": summary and summary._asdict(), "report": {}}
@@ -327,21 +354,15 @@ class _Silent:
         return lambda *_, **__: None
 
 
-def _run(
-    stack: contextlib.ExitStack,
-    folder: folders.Folder,
+def _make_trainer(
     config: configuration.RunConfig,
     content: dict[str, Any],
     placement: Placement,
     task: tasks.Task,
     source: init_from.Start | None,
-    observers: Sequence[Observer],
-    started: float,
-) -> Summary:
-    training, is_first = config.training, cluster.is_first()
-    compiling = progress.during(f"{task.name}: compiling")
-    with compiling if is_first else contextlib.nullcontext():
-        trainer = trainers.Trainer(
+) -> trainers.Trainer:
+    with progress.during(f"{task.name}: compiling"):
+        return trainers.Trainer(
             config,
             task,
             placement,
@@ -349,42 +370,50 @@ def _run(
             source=source,
             window=content.get("window"),
         )
-    # Signals are deferred until all is saved.
-    is_requested = stack.enter_context(_interruption())
-    start, metrics = trainer.step, metrics_log.metrics_of(content["report"])
-    record: Any = _Silent()
-    if is_first:
-        record = _Record(stack, folder, trainer, content["report"])
-    record.tell(_opening_line(trainer))
-    warmup_steps = config.optimizer.warmup_steps
-    if warmup_steps >= training.steps:
-        record.tell(
+
+
+def _told(trainer: trainers.Trainer, source: init_from.Start | None) -> Iterator[str]:
+    """Yields the lines that a run begins with."""
+    config, used = trainer.config, trainer.placement.devices
+    yield (
+        f"{config.task.name} "
+        f"{f'resumes at step {trainer.step}' if trainer.step else 'starts'}: "
+        f"{trainer.num_params:,} parameters, {len(used)} {used[0].platform} "
+        f"device{'s' * (len(used) > 1)}, compiled in {trainer.compile_seconds:.1f} s"
+    )
+    warmup_steps, steps = config.optimizer.warmup_steps, config.training.steps
+    if warmup_steps >= steps:
+        yield (
             f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
-            f"rises until the last of the {training.steps} steps."
+            f"rises until the last of the {steps} steps."
         )
     if source is not None:
-        record.tell(str(source))
-    observers = [observer for observer in observers if observer.every]
-    record.begin(observers)
-    _look(trainer, record, observers)  # those that are due compile here
-    record.start_clock()
-    saved = content["step"]
+        yield str(source)
 
-    def check_finite() -> None:
-        if trainer.failure:
-            kept = "no checkpoint has been saved"
-            if saved is not None:
-                kept = f"the last good checkpoint is of step {saved}"
-            raise trainers.NonFiniteLossError(
-                f"{trainer.failure}; {kept}. A smaller config.optimizer.learning_rate "
-                "or clip_norm, or more warmup_steps, may help."
-            )
+
+def _take_steps(
+    trainer: trainers.Trainer,
+    record: Any,
+    observers: Sequence[Observer],
+    metrics: dict[str, float],
+    saved: int | None,
+    is_requested: list[int],
+) -> dict[str, float]:
+    """Trains to the end or to an interruption; in both cases the last step is saved.
+
+    `metrics` are of the last report, and `saved` is the step of the newest checkpoint.
+    Returns the metrics of the last report.
+    """
+    training = trainer.config.training
+
+    def is_due(every: int) -> bool:
+        return _is_due(trainer.step, every, training)
 
     def save() -> int:
         options: dict[str, Any] = {"held_out_loss": metrics.get("held_out_loss")}
         if trainer.window.numbers["steps"]:  # between reports: sums for the next
             options = {"window": trainer.window.numbers}
-        record.save(placement.fetch(trainer.state), **options)
+        record.save(trainer.placement.fetch(trainer.state), **options)
         return trainer.step
 
     while trainer.step < training.steps:
@@ -392,14 +421,12 @@ def _run(
         if stops:
             break
         record.events(trainer.take_steps(_next_stop(trainer, observers, most)))
-        check_finite()
-        is_saved = _is_due(trainer.step, training.checkpoint_every, training)
-        is_evaluated = is_saved or _is_due(
-            trainer.step, training.evaluate_every, training
-        )
-        if is_evaluated or _is_due(trainer.step, training.report_every, training):
+        _check_finite(trainer, saved)
+        is_saved = is_due(training.checkpoint_every)
+        is_evaluated = is_saved or is_due(training.evaluate_every)
+        if is_evaluated or is_due(training.report_every):
             metrics = trainer.report(is_evaluated=is_evaluated)
-            check_finite()
+            _check_finite(trainer, saved)
             record.report(metrics)
         _look(trainer, record, observers)
         if is_saved:
@@ -409,22 +436,18 @@ def _run(
     if trainer.step < training.steps:
         kept = "is saved" if trainer.step else "begins again"
         record.tell(f"Interrupted at step {trainer.step}, which {kept}.")
-    rate = (trainer.step - start) / trainer.seconds if trainer.seconds else 0.0
-    summary = Summary(
-        steps=trainer.step,
-        metrics=metrics,
-        baseline=dict(task.baseline),
-        baseline_name=task.baseline_name,
-        interrupted=trainer.step < training.steps,
-        resumed_from=start,
-        skipped_steps=trainer.skipped,
-        wall_seconds=time.perf_counter() - started,
-        compile_seconds=trainer.compile_seconds,
-        steps_per_second=rate,
-        examples_per_second=rate * training.batch_size,
-    )
-    record.end(summary)
-    return summary
+    return metrics
+
+
+def _check_finite(trainer: trainers.Trainer, saved: int | None) -> None:
+    if trainer.failure:
+        kept = "no checkpoint has been saved"
+        if saved is not None:
+            kept = f"the last good checkpoint is of step {saved}"
+        raise trainers.NonFiniteLossError(
+            f"{trainer.failure}; {kept}. A smaller config.optimizer.learning_rate "
+            "or clip_norm, or more warmup_steps, may help."
+        )
 
 
 def _look(
@@ -451,16 +474,6 @@ def _next_stop(
     step, most = trainer.step, min(training.steps_per_dispatch, most)
     due = min((step // every + 1) * every for every in marks)
     return min(due, step + most, training.steps)
-
-
-def _opening_line(trainer: trainers.Trainer) -> str:
-    verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
-    used = trainer.placement.devices
-    return (
-        f"{trainer.config.task.name} {verb}: {trainer.num_params:,} parameters, "
-        f"{len(used)} {used[0].platform} device{'s' * (len(used) > 1)}, "
-        f"compiled in {trainer.compile_seconds:.1f} s"
-    )
 
 
 def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bool:

@@ -13,6 +13,7 @@ from mha_haiku.training.runs import (
     checkpoints,
     configuration,
     folders,
+    loop,
     metrics_log,
     trainers,
 )
@@ -39,6 +40,19 @@ def reports(workdir):
     for report in found:
         del report["examples_per_second"], report["seconds"]
     return found
+
+
+class Opens(BaseException):
+    """A run begins to compile."""
+
+
+def compile_nothing(monkeypatch):
+    """Raises `Opens` where a run would compile."""
+
+    def opens(*_):
+        raise Opens
+
+    monkeypatch.setattr(loop, "_make_trainer", opens)
 
 
 def act(monkeypatch, action):

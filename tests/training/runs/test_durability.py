@@ -14,7 +14,7 @@ import pytest
 
 from mha_haiku.commands import process
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import checkpoints, files, folders, loop, trainers
+from mha_haiku.training.runs import checkpoints, files, folders, trainers
 from tests.training.runs import faults
 
 
@@ -221,7 +221,7 @@ def test_a_folder_with_files_of_others_is_refused_before_the_work(
     path.write_text("weeks")
     if has_lock and name != "lock":
         (tmp_path / "lock").write_text("mine")
-    monkeypatch.setattr(loop, "_run", None)
+    faults.compile_nothing(monkeypatch)
     message = f"holds no run, but .*{name.partition('/')[0]}"
     with pytest.raises(ConfigError, match=message):
         faults.train(make_config(), tmp_path)

@@ -17,9 +17,9 @@ from mha_haiku.training.runs import (
     configuration,
     files,
     folders,
-    loop,
 )
 from tests import tiny_runs
+from tests.training.runs import faults
 
 
 def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
@@ -193,8 +193,9 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config, monkeypatc
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
     assert folders.read_config(folder) == config
     # Such a run resumes with the config of today.
-    monkeypatch.setattr(loop, "_run", lambda *_: "resumes")
-    assert runs.train(config, tmp_path) == "resumes"
+    faults.compile_nothing(monkeypatch)
+    with pytest.raises(faults.Opens):
+        runs.train(config, tmp_path)
     config = config.replace(model=dict(feed_forward=dict(parallel=True)))
     with pytest.raises(ConfigError, match="parallel: False -> True"):
         runs.train(config, tmp_path)
@@ -256,13 +257,6 @@ def untrained(tmp_path_factory, make_config):
         (_sets("devices", 3), "devices must be a list"),
         (_sets("other", 3), "a field of the file must be one of"),
         (_sets("form", "2"), "has the form '2'"),
-        (_sets("config", "model", "num_layers", 10_000), "num_layers must be at most"),
-        (
-            lambda contents: contents["config"]["model"].update(
-                num_layers=10_000, scan_layers=True
-            ),
-            "num_layers must be at most",
-        ),
         (_sets("config", "task", "sequence_length", 10**5), "max_length must be at"),
         (
             lambda contents: (

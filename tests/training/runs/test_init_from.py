@@ -118,12 +118,12 @@ def test_tokens_that_the_other_run_lacks_have_new_rows(make):
     [
         (
             {"model__feed_forward__hidden_size": 11},
-            "encoder/layer_0/feed_forward/hidden b (10 there, 11 here)",
+            "encoder/layer_0/feed_forward/hidden b ((10,) there and (11,) here)",
             "config.model.feed_forward.hidden_size: 10 -> 11",
         ),
         (
             {"model__num_layers": 3},
-            "encoder/layer_2/attention/key b (none there, 12 here)",
+            "encoder/layer_2/attention/key b (None there and (12,) here)",
             "config.model.num_layers: 2 -> 3",
         ),
         (
