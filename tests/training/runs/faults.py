@@ -43,16 +43,16 @@ def reports(workdir):
 
 
 class Opens(BaseException):
-    """A run begins to compile."""
+    """A run's folder is open, and its task would be made."""
 
 
-def compile_nothing(monkeypatch):
-    """Raises `Opens` where a run would compile."""
+def open_only(monkeypatch):
+    """Raises `Opens` where a run's folder is open."""
 
     def opens(*_):
         raise Opens
 
-    monkeypatch.setattr(loop, "_make_trainer", opens)
+    monkeypatch.setattr(loop, "_make_task", opens)
 
 
 def act(monkeypatch, action):

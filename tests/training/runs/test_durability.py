@@ -221,7 +221,7 @@ def test_a_folder_with_files_of_others_is_refused_before_the_work(
     path.write_text("weeks")
     if has_lock and name != "lock":
         (tmp_path / "lock").write_text("mine")
-    faults.compile_nothing(monkeypatch)
+    faults.open_only(monkeypatch)
     message = f"holds no run, but .*{name.partition('/')[0]}"
     with pytest.raises(ConfigError, match=message):
         faults.train(make_config(), tmp_path)

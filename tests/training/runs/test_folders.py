@@ -193,7 +193,7 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config, monkeypatc
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
     assert folders.read_config(folder) == config
     # Such a run resumes with the config of today.
-    faults.compile_nothing(monkeypatch)
+    faults.open_only(monkeypatch)
     with pytest.raises(faults.Opens):
         runs.train(config, tmp_path)
     config = config.replace(model=dict(feed_forward=dict(parallel=True)))

@@ -160,7 +160,7 @@ def test_tokenizer_is_json_that_other_tools_read(trained):
 
 def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
-    faults.compile_nothing(monkeypatch)
+    faults.open_only(monkeypatch)
     for folder in (home, elsewhere):
         folder.mkdir()
     monkeypatch.chdir(home)
