@@ -63,7 +63,7 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     config = make_config()
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
-    config = config.replace(seed=8, training=dict(seeds=2))
+    config = config.replace(seed=8)
     assert telling.Outcome.read(halves, tmp_path).missing() == []
     config = config.replace(training=dict(steps=config.training.steps + 1))
     assert telling.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]

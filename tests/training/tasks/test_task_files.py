@@ -171,7 +171,7 @@ def test_a_run_of_a_file_is_read_with_the_same_file(capsys):
 def stranger(monkeypatch, make_config):
     """A run whose task leaves a mark when its file is executed, in a new process."""
     pathlib.Path("evil.py").write_text(SOURCE + "\nopen('mark', 'a').close()\n")
-    folder = folders.open_folder("stranger")
+    folder = folders.Folder(pathlib.Path("stranger"))
     config = configuration.default_config("evil.py:Step")
     config = config.replace(model=make_config().model.to_json())
     folders.write_config(folder, config, jax.local_devices()[:1])
