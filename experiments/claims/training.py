@@ -46,7 +46,7 @@ def train(
         model, task, num_examples=training.evaluation_examples, **shared
     )
     initial = jax.jit(lambda x: stepping.initial_state(model, optimizer, task, x))
-    numbers = np.array(seeds, np.uint32)
+    numbers: Any = np.array(seeds, np.uint32)
     states = [jax.device_get(initial(seed)) for seed in numbers]
     state = placement.put(jax.tree.map(lambda *x: np.stack(x), *states))
     train_data, held_out = map(placement.put, (task.train_data, task.held_out_data))
@@ -57,12 +57,13 @@ def train(
         marks = training.report_every, training.evaluate_every
         due = [(first // every + 1) * every for every in marks]
         last = min(*due, first + most, steps)
-        stops, before = np.full(len(seeds), last, np.int32), time.perf_counter()
+        stops: Any = np.full(len(seeds), last, np.int32)
+        before = time.perf_counter()
         state, reports = dispatch(state, train_data, numbers, stops)
         reports = placement.fetch(reports)
         seconds = time.perf_counter() - before
         if not reports.finite.all():
-            at = [seeds[i] for i in np.flatnonzero(~reports.finite.all(1))]
+            at = numbers[~reports.finite.all(1)].tolist()
             raise trainers.NonFiniteLossError(
                 f"The loss or gradient of seeds {at} is not finite before step {last}."
             )

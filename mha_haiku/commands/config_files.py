@@ -100,7 +100,7 @@ def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConf
       ConfigError: If there is no such field, or the value is invalid.
     """
     texts, whole = dict(overrides), config
-    task = texts.get("config.task.name", config.task.name)
+    task: str = texts.get("config.task.name", config.task.name)
     if task != config.task.name:
         whole = configuration.default_config(task)
     changes = {}

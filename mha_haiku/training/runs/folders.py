@@ -136,10 +136,10 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
         files.make_folder("workdir", root)
         if not os.path.lexists(folder.config) and not files.is_lock(folder.lock):
             _check_empty(root)
-        config = read_config(folder)  # checks links before any file is written
+        files.check_links(root)  # before the lock is written
         with files.locked(folder.lock):
             try:
-                yield config and read_config(folder)
+                yield read_config(folder)
             finally:
                 if not folder.config.exists():
                     _remove_start(folder)
