@@ -32,7 +32,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     final_learning_rate_fraction: float = field(
         0.1,
         "learning rate of the last step, as a share of learning_rate",
-        fields.portion,
+        checks.share,
     )
     weight_decay: float = field(
         0.0,

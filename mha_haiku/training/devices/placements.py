@@ -32,11 +32,6 @@ class Replicas:
 
     Programs are `jax.pmap`ped over the axis `_AXIS`. Arrays on devices have a leading
     axis, one entry per device, so that they can be donated to the next call.
-
-    Example:
-      >>> replicas = mh.devices.Replicas(jax.devices()[:2])
-      >>> replicas.put(params)["logits"]["w"].shape  # [devices, D, C]
-      (2, 45, 13)
     """
 
     def __init__(

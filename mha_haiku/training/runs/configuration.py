@@ -4,6 +4,7 @@ Every mistake found here is a `ConfigError` that names the field by its whole pa
 before anything compiles.
 """
 
+import copy
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -21,6 +22,12 @@ from mha_haiku.training.optimizers import OptimizerConfig
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 _PARTS = fields.integer(1, 2**20)
+# Fields of mha_haiku 0.2, with the values that mean the same as no such field.
+_GONE = {
+    "config.training.seeds": (1,),
+    "config.training.samples": range(2**10 + 1),
+    "config.model.embedding.image": (None,),
+}
 
 
 class TrainingConfig(Section, path="config.training"):
@@ -39,12 +46,6 @@ class TrainingConfig(Section, path="config.training"):
         0,
         "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
-    )
-    samples: int = field(
-        1,
-        "texts that a causal model of a text, or an encoder-decoder, writes at each "
-        "evaluation; 0 for none",
-        fields.integer(0, 2**10),
     )
     non_finite: str = field(
         "abort",
@@ -367,11 +368,13 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
         raise ConfigError(path + str(error)) from None
 
 
-def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
+def of_json(
+    values: dict[str, Any], directory: str | None = None, *, trust: bool = False
+) -> RunConfig:
     """Returns the config of values from `to_json`; missing ones get their defaults.
 
     Files that are missing here are named from the directory, as by `found`. A file with
-    a user's task is not executed; see `tasks.named_by_a_file`.
+    a user's task is executed only with `trust`.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):
@@ -384,20 +387,36 @@ def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
     if not isinstance(name, str):
         raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
     name = task_found(name, directory)
-    training = values.get("training")
-    if isinstance(training, dict) and "seeds" in training:  # of mha_haiku 0.2
-        training = {x: y for x, y in training.items() if x != "seeds"}
-        if (seeds := values["training"]["seeds"]) != 1:
-            raise ConfigError(
-                f"its {seeds} runs are in folders such as seed_{values.get('seed')}; "
-                "name one."
-            )
-        values = values | {"training": training}
-    with tasks.named_by_a_file():
-        config = default_config(name)
-        return found(
-            config.replace(**values | {"task": section | {"name": name}}), directory
+    if not trust and tasks.executes(name):
+        raise ConfigError(
+            f"config.task.name {name!r} would execute the file "
+            f"{name.rpartition(':')[0]!r}.\nWhere you trust it, allow that by "
+            "mha_haiku.load(..., trust=True), or by --trust."
         )
+    values, config = _of_today(values), default_config(name)
+    return found(
+        config.replace(**values | {"task": section | {"name": name}}), directory
+    )
+
+
+def _of_today(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the fields that config.json of mha_haiku 0.2 has in addition."""
+    values = copy.deepcopy(values)
+    for name, neutral in _GONE.items():
+        *path, last = name.split(".")[1:]
+        section: Any = values
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or last not in section:
+            continue
+        value = section.pop(last)
+        if value not in neutral:
+            config = f"configs/{values['task']['name']}.py"
+            raise ConfigError(
+                f"{name} is {value!r}, which this version of mha_haiku lacks.\n"
+                f"A new run: python -m mha_haiku train --config={config}"
+            )
+    return values
 
 
 def found(config: RunConfig, directory: str | None) -> RunConfig:

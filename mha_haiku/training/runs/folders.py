@@ -42,8 +42,6 @@ class Folder(NamedTuple):
     snapshots = _path("attention/snapshots")
     heads = _path("heads")
     timeline = _path("heads/timeline.jsonl")
-    samples = _path("samples.jsonl")
-    generated = _path("generated.jsonl")
     summary = _path("summary.json")
     lock = _path("lock")
 
@@ -161,17 +159,17 @@ def _remove_start(folder: Folder) -> None:
 
 
 def load_run(
-    workdir: str | os.PathLike, step: int | None = None, *, trust_code: bool = False
+    workdir: str | os.PathLike, step: int | None = None, *, trust: bool = False
 ) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    With `trust_code` the file of a task from outside of this package is executed; then
+    With `trust` the file of a task from outside of this package is executed; then
     this process can read all runs of that file.
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
         or if the file of your own task has changed, or would be executed without
-        `trust_code`.
+        `trust`.
 
     Example:
       >>> mh.runs.load_run("runs/reverse")
@@ -179,17 +177,17 @@ def load_run(
       >>> mh.runs.load_run("runs/reverse", step=10).step
       10
     """
-    return load_with_data(workdir, step, trust_code=trust_code)[0]
+    return load_with_data(workdir, step, trust=trust)[0]
 
 
 def load_with_data(
-    workdir: str | os.PathLike, step: int | None = None, *, trust_code: bool = False
+    workdir: str | os.PathLike, step: int | None = None, *, trust: bool = False
 ) -> tuple[Run, tasks.Kept | None]:
     """Loads a run, and what it stored of its task; see `load_run`."""
     folder = Folder(checks.as_path(workdir))
 
     def read_here() -> dict[str, Any]:
-        config = read_config(folder)
+        config = read_config(folder, trust=trust)
         if config is None:
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
@@ -208,9 +206,8 @@ def load_with_data(
             "arrays": stored.arrays(parts),
         }
 
-    with tasks.trusting_runs(trust_code):
-        content = cluster.first_does(read_here)
-        config = configuration.of_json(content["config"])
+    content = cluster.first_does(read_here)
+    config = configuration.of_json(content["config"], trust=trust)
     kept = content["kept"] and tasks.Kept(**content["kept"])
     task = configuration.make_task(config, kept)
     configuration.check_length(config.model, task)
@@ -264,7 +261,9 @@ def abstract_state(
     )
 
 
-def read_config(folder: Folder) -> configuration.RunConfig | None:
+def read_config(
+    folder: Folder, *, trust: bool = False
+) -> configuration.RunConfig | None:
     """Reads the config of the run in the folder, or None for a new run.
 
     Files that are missing here are named from the directory in which it was written.
@@ -273,7 +272,8 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     if saved is None:
         return None
     try:
-        return configuration.of_json(saved["config"], saved.get("directory"))
+        directory = saved.get("directory")
+        return configuration.of_json(saved["config"], directory, trust=trust)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
 

@@ -136,7 +136,9 @@ def test_a_config_of_0_2_is_read_unless_it_is_of_several_seeds(
     if is_read:
         assert folders.read_config(folder) == make_config()
         return
-    with pytest.raises(ConfigError, match="its 5 runs are in folders such as seed_3"):
+    with pytest.raises(
+        ConfigError, match="seeds is 5, which .*\n.* train --config=configs/reverse.py"
+    ):
         folders.read_config(folder)
 
 
