@@ -407,9 +407,6 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     assert kept == [[1], [0, 1]]
     with pytest.raises(ValueError, match="train is not for 'run', which has edits"):
         m.ablated((0, 0)).train(tmp_path / "edited", steps=1)
-    config = config.replace(training=dict(seeds=2))
-    with pytest.raises(ValueError, match="seeds must be 1"):
-        mh.train(config, tmp_path / "seeds")
 
 
 @pytest.mark.slow
