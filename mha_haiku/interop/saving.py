@@ -260,6 +260,4 @@ def _tokenizer_file(tokenizer: tokenization.Tokenizer, is_own: bool) -> str:
             "a tokenizer of characters has no tokenizer.json of transformers; "
             "own_layout=True keeps it."
         )
-    if isinstance(tokenizer, tokenization.BytePairs):
-        content = tokenization.encoding_whole_texts(content)
     return json.dumps(content) + "\n"

@@ -116,8 +116,8 @@ def _limits(inputs: Inputs, dropout_rate: float, kernel: "Kernel") -> Iterator[s
         yield "only queries that start at position 0, not another first_query"
     if mask is None:
         yield (
-            "masks of full(), causal(), window(), padding() and valid_lens() of "
-            "[B...], joined by &, and no others"
+            "masks of full(), causal(), window() and padding(), joined by &, and no "
+            "others"
         )
     else:
         yield from kernel.limits(inputs, mask)
@@ -418,8 +418,6 @@ def translated(mask: algebra.Mask) -> KernelMask | None:
             return KernelMask(
                 key_lengths=(keys,), query_lengths=() if queries is None else (queries,)
             )
-        case array_masks.ValidLens(keys) if keys.shape[-1] == 1:
-            return KernelMask(key_lengths=(keys,))
         case algebra.Intersection(left, right):
             first, second = translated(left), translated(right)
             return None if first is None or second is None else first & second

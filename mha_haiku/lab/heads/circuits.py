@@ -26,11 +26,6 @@ class HeadWeights(NamedTuple):
     """The weights of a head, or of all heads of a layer with a leading axis H.
 
     The bias of the output belongs to the layer, not to a head.
-
-    Example:
-      >>> of_head = mh.heads.weights(model, params, layer=1, head=0)
-      >>> of_head.query.shape, of_head.output.shape
-      ((45, 13), (13, 45))
     """
 
     query: np.ndarray  # `[D, K]`, from the head's input to its queries
@@ -72,11 +67,6 @@ def weights(
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
     on layer normalization.
-
-    Example:
-      >>> query, key, *_ = mh.heads.weights(model, params, layer=1, head=0)
-      >>> (query @ key.T).shape  # how each pair of directions attends, [D, D]
-      (45, 45)
     """
     config = running.config_of(model)
     parts = models.heads_of_layers(config)
@@ -116,10 +106,6 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
 
     Raises:
       ValueError: If the model has no config, or its inputs are not tokens.
-
-    Example:
-      >>> mh.heads.token_embedding(model, params).shape
-      (13, 45)
     """
     config, leaves = running.config_of(model), _leaves_of(params, "embedding")
     if "embeddings" not in leaves:
@@ -137,10 +123,6 @@ def unembedding(
     Raises:
       ValueError: If the model has no config, no logits, or a nonlinear layer before
         them.
-
-    Example:
-      >>> mh.heads.unembedding(model, params).shape
-      (45, 13)
     """
     config = running.config_of(model)
     check_logits(config)
@@ -168,56 +150,6 @@ def check_logits(config: models.ModelConfig) -> None:
             "the model must have logits that are linear in its last vectors, got "
             f"output.hidden = {output.hidden!r} and output.logits = {output.logits}."
         )
-
-
-def ov(weights: HeadWeights) -> np.ndarray:
-    """Computes the OV circuit, `[D, D]`, from an attended vector to the output."""
-    return weights.value @ weights.output
-
-
-def copying_score(
-    weights: HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
-) -> np.ndarray:
-    """Divides the sum of the OV circuit's eigenvalues by the sum of their magnitudes.
-
-    In [-1, 1]: 1 if the head copies, -1 if it subtracts what it looks at, about 0 for
-    random weights. The circuit goes from tokens to logits, through `token_embedding`
-    `[N, D]` and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
-    that makes the same tokens likelier. With weights of several heads the result has
-    their leading axis.
-
-    Raises:
-      ValueError: If embedding and unembedding have different tokens.
-
-    Source: Elhage et al. 2021, "Detecting copying behavior".
-    """
-    if embedding.shape != unembedding.shape[::-1]:
-        raise ValueError(
-            "embedding [N, D] and unembedding [D, N] must have the same tokens, "
-            f"got shapes {embedding.shape} and {unembedding.shape}."
-        )
-    inner = unembedding @ embedding
-    # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
-    return _positivity(weights.output @ inner @ weights.value)
-
-
-def matching_score(
-    weights: HeadWeights, embedding: np.ndarray, *, earlier: HeadWeights | None = None
-) -> np.ndarray:
-    """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
-
-    `embedding` `[N, D]` has the tokens as both sides read them. With an earlier head,
-    from a lower layer, keys are computed from what that head wrote: 1 if the head looks
-    for positions at which the earlier head read the query's token, which is induction
-    if that head looks one back.
-
-    Source: Elhage et al. 2021, "Checking the mechanistic theory".
-    """
-    inner = embedding.T @ embedding
-    if earlier is not None:  # keys are tokens, through the OV of the earlier head
-        inner = ov(earlier).mT @ inner
-    # E Q K^T (E OV)^T has the same eigenvalues as K^T OV^T E^T E Q.
-    return _positivity(weights.key.mT @ inner @ weights.query)
 
 
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
@@ -294,12 +226,6 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     if after <= at:
         return ""
     return "q" if second == "cross" else "qkv"
-
-
-def _positivity(matrix: np.ndarray) -> np.ndarray:
-    values = np.linalg.eigvals(matrix)
-    sizes = np.abs(values).sum(-1)
-    return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
 
 
 def _norm_in_front(

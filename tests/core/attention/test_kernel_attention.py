@@ -114,7 +114,7 @@ def test_platforms_without_a_kernel_are_refused(platform):
         ("gpu", {"mask": masks.full(), "T": 1}),
         ("cuda", {"mask": masks.causal() & masks.padding(LENGTHS, LENGTHS)}),
         ("cuda", {"mask": masks.window(3, 0), "S": 256}),
-        ("cuda", {"mask": masks.valid_lens(LENGTHS), "score": scores.dot_product(0.5)}),
+        ("cuda", {"mask": PADDING, "score": scores.dot_product(0.5)}),
         ("cuda", {"batch": (), "mask": masks.padding(LENGTHS[0])}),
         ("tpu", {"dtype": "float32", "K": 256, "V": 256}),
         ("tpu", {"mask": PADDING, "K": 80, "V": 80, "S": 384}),
