@@ -66,14 +66,7 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The data that a run stores to remake a task that learns from the user's data.
-
-    Example:
-      >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
-      >>> task = mh.tasks.from_arrays(inputs, targets=inputs)
-      >>> task.keep().arrays["inputs"].shape
-      (100, 6)
-    """
+    """The data that a run stores to remake a task that learns from the user's data."""
 
     tokenizer: str = ""  # as JSON; "" if there is none
     # "name" and "sha256" of the text, and any "labels"; None lets any text be read.

@@ -154,11 +154,6 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     Errors of a task that `is_own` are reported as the user's mistakes, and the integers
     of some examples are checked, too. The ConfigError has all faults, and calls the
     task `name`.
-
-    Example:
-      >>> task = mh.tasks.make("reverse", sequence_length=4)
-      >>> mh.tasks.check("my task", task).inputs.shape
-      (4,)
     """
     faults = _faults_of_attributes(task)
     example = None
