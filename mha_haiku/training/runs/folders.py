@@ -134,7 +134,7 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
         files.make_folder("workdir", root)
         if not os.path.lexists(folder.config) and not files.is_lock(folder.lock):
             _check_empty(root)
-        files.check_links(root)  # before the lock is written
+        read_config(folder)  # its mistakes, and links, before the lock is written
         with files.locked(folder.lock):
             try:
                 yield read_config(folder)
@@ -187,15 +187,15 @@ def load_with_data(
     folder = Folder(checks.as_path(workdir))
 
     def read_here() -> dict[str, Any]:
+        if changed := changed_task(folder):  # before it is executed
+            raise ConfigError(
+                f"{changed}; the run in {folder.root} used the old one.\n"
+                "Restore it, or train on with --override_config."
+            )
         config = read_config(folder, trust=trust)
         if config is None:
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
-            )
-        if changed := changed_task(folder):
-            raise ConfigError(
-                f"{changed}; the run in {folder.root} used the old one.\n"
-                "Restore it, or train on with --override_config."
             )
         stored = checkpoints.read(folder.checkpoints, step)
         parts = [f".{name}" for name in stepping.Parameters._fields]
