@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import fields, tasks
+from mha_haiku.core import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Step(tasks.Task):
 
     sequence_length: int = 6
     step: int = 1
-    odds: float = fields.field(0.5, "unused", fields.portion)
+    odds: float = fields.field(0.5, "unused", checks.share)
     num_tokens = num_classes = 5
     baseline = {"accuracy": 0.2, "loss": 1.609}
 
