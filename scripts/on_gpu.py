@@ -142,7 +142,7 @@ def _formula(query, key, value, cotangent, allowed, bias, cap, sink):
 
 def _expected(arrays, mask, bias=0.0, cap=1e5, sink=-np.inf) -> Any:
     """Returns `_formula` of arrays `[B, T, H, K]`, in float64."""
-    allowed = np.asarray((mask or mh.masks.full()).array(*[arrays[0].shape[1]] * 2))
+    allowed = np.asarray(mask.array(*[arrays[0].shape[1]] * 2))
     numbers = *arrays, allowed, bias, cap, np.broadcast_to(sink, _H)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         wide = [x if x is allowed else np.asarray(x, np.float64) for x in numbers]
@@ -156,7 +156,7 @@ def _attention_cases(T: int) -> dict[str, tuple[dict, dict]]:
     dense = generator.random((_B, _H, T, T)) < 0.3
     dense[:, :, 5] = False  # a query that sees nothing
     every = {
-        "full": None,
+        "full": masks.full(),
         "causal": causal,
         "padding": masks.padding(lengths),
         "causal & padding": causal & masks.padding(lengths),
@@ -164,7 +164,6 @@ def _attention_cases(T: int) -> dict[str, tuple[dict, dict]]:
         "window": masks.window(9, 0),
         "window, both sides": masks.window(9, 4),
         "padding of both": masks.padding(lengths, np.array([T - 3, T])),
-        "lengths per query": masks.valid_lens(generator.integers(0, T, (_B, T))),
         "prefix": masks.prefix(lengths),
         "segments": masks.segments(np.sort(generator.integers(0, 4, (_B, T)), -1)),
         "dilated": masks.dilated(3) & causal,

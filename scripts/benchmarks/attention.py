@@ -1,4 +1,4 @@
-"""Measures attention, its statistics, its scaling and its compilation.
+"""Measures attention and its statistics.
 
 Run: python scripts/benchmarks/attention.py --case=module_512
      python scripts/benchmarks/attention.py --case=core_8192 --rounds=3
@@ -24,17 +24,14 @@ from scripts.benchmarks.contenders import sizes  # noqa: E402
 # Contender: its module in scripts/benchmarks/contenders.
 _LIBRARIES = {
     "ours": "ours",
-    "haiku": "plain_haiku",
-    "flax": "flax_nnx",
-    "equinox": "equinox_modules",
-    "jax_nn": "jax_nn",
+    "haiku": "jax_libraries",
+    "flax": "jax_libraries",
+    "equinox": "jax_libraries",
+    "jax_nn": "jax_libraries",
     "torch": "torch_eager",
 }
-_CORE = {"ours": "core_attention", "torch": "torch_core"}
+_CORE = {"ours": "core_attention", "torch": "torch_eager"}
 
-_SCALING_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
-_COMPILED_LENGTHS = (2048, 8192, 32768, 131072)
-_WINDOW = 512
 _QUICK = 64  # divisor of long lengths in a quick run
 
 _PEAK = "peak MiB"
@@ -142,7 +139,12 @@ def _module(case, is_quick) -> list[command.Duel]:
     )
     contenders = tuple(
         command.contender(
-            name, module, case=direction, size=calls, attention=size._asdict()
+            name,
+            module,
+            case=direction,
+            size=calls,
+            attention=size._asdict(),
+            **({"library": name} if module == "jax_libraries" else {}),
         )
         for name, module in _LIBRARIES.items()
     )
@@ -194,53 +196,6 @@ def _statistics(case, is_quick) -> list[command.Duel]:
     return [_duel(case, title, contenders, "forward", tuple(promises))]
 
 
-def _scaling(case, is_quick) -> list[command.Duel]:
-    # Samples of at least about a quarter of a second, from what lengths cost.
-    kinds = (
-        ("causal", None, 2.1, lambda length: (8192 // length) ** 2),
-        (f"a window of {_WINDOW}", _WINDOW, 1.2, lambda length: 65536 // length),
-    )
-    duels = []
-    for kind, window, limit, calls in kinds:
-        lengths = _lengths(_SCALING_LENGTHS, is_quick)
-        contenders = tuple(
-            command.contender(
-                name,
-                "core_attention",
-                case="forward",
-                size=1 if is_quick else max(1, calls(length)),
-                core=sizes.CoreSize(length, 1, window=window)._asdict(),
-            )
-            for name, length in lengths.items()
-        )
-        title = f"{case}: attention alone by length, forward; 1 head of 64, {kind}"
-        promises = (results.Growth(lengths, limit),)
-        duels.append(command.Duel(case, title, "call", contenders, (), promises))
-    return duels
-
-
-def _compile(case, is_quick) -> list[command.Duel]:
-    lengths = _lengths(_COMPILED_LENGTHS, is_quick)
-    contenders = tuple(
-        command.contender(
-            name,
-            "core_attention",
-            case="compile",
-            size=1,
-            core=sizes.CoreSize(length, 1)._asdict(),
-            implementation="blockwise",
-        )
-        for name, length in lengths.items()
-    )
-    shortest, *others = lengths
-    promises = tuple(results.Promise(name, 1.3, shortest) for name in others)
-    title = (
-        f"{case}: tracing and compiling blockwise attention by length, forward and "
-        "backward; 1 head of 64, causal"
-    )
-    return [command.Duel(case, title, "compilation", contenders, (shortest,), promises)]
-
-
 def _duel(case, title, contenders, base, promises) -> command.Duel:
     return command.Duel(
         case, title, "call", contenders, (base,), promises, with_memory=True
@@ -250,12 +205,6 @@ def _duel(case, title, contenders, base, promises) -> command.Duel:
 def _length(case, is_quick) -> int:
     """Returns the length that the name of a case ends with, less in a quick run."""
     return int(case.rpartition("_")[2]) // (_QUICK if is_quick else 1)
-
-
-def _lengths(lengths, is_quick) -> dict[str, int]:
-    """Returns lengths, less in a quick run, by the name of their contender."""
-    shown = [length // (_QUICK if is_quick else 1) for length in lengths]
-    return {str(length): length for length in shown}
 
 
 def _words(direction) -> str:
@@ -274,8 +223,6 @@ CASES = {
     **dict.fromkeys(_MODULES, _module),
     **dict.fromkeys(_CORES, _core),
     **dict.fromkeys(_STATISTICS, _statistics),
-    "scaling": _scaling,
-    "compile": _compile,
 }
 
 # Takes argv; returns the exit status.

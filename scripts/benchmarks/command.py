@@ -32,7 +32,7 @@ class Duel(NamedTuple):
     unit: str  # of work
     contenders: tuple[duel.Contender, ...]
     bases: tuple[str, ...]  # the first that takes part is what the others are held to
-    promises: tuple[results.Promise | results.Growth, ...]
+    promises: tuple[results.Promise, ...]
     retries: int = 2
     with_memory: bool = False  # whether the peak of memory is measured in any case
 

@@ -34,9 +34,9 @@ def _forward(case, is_quick) -> list[command.Duel]:
     length = _QUICK_LENGTH if is_quick else length
     same = {"model": model, "batch": batch, "length": length, "size": calls}
     contenders = (
-        command.contender("ours", "pretrained_ours", use="forward", **same),
-        command.contender("torch", "pretrained_torch", **same),
-        command.contender("eager", "pretrained_torch", attention="eager", **same),
+        command.contender("ours", "pretrained_models", use="forward", **same),
+        command.contender("torch", "pretrained_models", use="sdpa", **same),
+        command.contender("eager", "pretrained_models", use="eager", **same),
     )
     title = f"{case}: a forward pass of {model}; {batch} x {length} tokens"
     promise = results.Promise("ours", limit, "torch")
@@ -47,7 +47,7 @@ def _statistics(case, is_quick) -> list[command.Duel]:
     length = _QUICK_LENGTH if is_quick else 512
     contenders = tuple(
         command.contender(
-            use, "pretrained_ours", model="smollm2", use=use, length=length
+            use, "pretrained_models", model="smollm2", use=use, length=length
         )
         for use in ("forward", "statistics")
     )
@@ -63,7 +63,7 @@ def _edges(case, is_quick) -> list[command.Duel]:
     batch, length = 4, 4 if is_quick else 64
     same = {"model": "smollm2", "batch": batch, "length": length}
     contenders = tuple(
-        command.contender(use, "pretrained_ours", use=use, **same)
+        command.contender(use, "pretrained_models", use=use, **same)
         for use in ("forward", "edges")
     )
     title = (
@@ -82,7 +82,7 @@ def _long(case, is_quick) -> list[command.Duel]:
     length = 64 if is_quick else _LONG
     contender = command.contender(
         "statistics",
-        "pretrained_ours",
+        "pretrained_models",
         model="smollm2",
         use="statistics",
         length=length,
@@ -98,8 +98,10 @@ def _long(case, is_quick) -> list[command.Duel]:
 
 def _load(case, is_quick) -> list[command.Duel]:
     contenders = (
-        command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
-        command.contender("reading", "pretrained_reading", model="smollm2"),
+        command.contender("ours", "pretrained_models", model="smollm2", use="load"),
+        command.contender(
+            "reading", "pretrained_models", model="smollm2", use="reading"
+        ),
     )
     title = f"{case}: smollm2 from its file, and reading and dequantizing alone"
     promise = results.Promise("ours", 1.2, "reading")

@@ -3,13 +3,8 @@
 A ratio is taken within each round, where both contenders had similar conditions; the
 total ratio is the median over rounds. Rounds with a foreign load are left out if enough
 quiet ones remain; otherwise all count, and the table says so.
-
-A promise knows which contenders must have finished (`contenders`), its text (`said`),
-and its measurement (`measured`): a spread and words that describe it, or None if it
-cannot be determined.
 """
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -171,33 +166,7 @@ class Promise(NamedTuple):
         return result.facts.get(self.quantity)
 
 
-class Growth(NamedTuple):
-    """A limit of the exponent over contenders' sizes: `seconds ~ size ** exponent`."""
-
-    sizes: Mapping[str, float]  # of each contender
-    limit: float  # of the exponent, fitted to the logarithms within each round
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        return tuple(self.sizes)
-
-    @property
-    def said(self) -> str:
-        low, high = min(self.sizes.values()), max(self.sizes.values())
-        return f"exponent of seconds in size, {low} to {high}, <= {self.limit:g}"
-
-    def measured(self, by_name: Mapping[str, duel.Result]) -> tuple[Spread, str] | None:
-        sizes = [math.log(size) for size in self.sizes.values()]
-        samples = [by_name[name].samples for name in self.sizes]
-        exponents, is_quiet = [], []
-        for turns in zip(*samples, strict=False):
-            seconds = [math.log(turn.seconds) for turn in turns]
-            exponents.append(statistics.linear_regression(sizes, seconds).slope)
-            is_quiet.append(all(turn.is_quiet for turn in turns))
-        return spread(exponents, is_quiet), ""
-
-
-def verdict(promise: Promise | Growth, results: Sequence[duel.Result]) -> str:
+def verdict(promise: Promise, results: Sequence[duel.Result]) -> str:
     """Returns a line with the promise, the measurement and the outcome.
 
     A promise is kept or broken if both quartiles are on one side and, for times, if

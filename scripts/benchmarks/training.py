@@ -1,7 +1,7 @@
-"""Compares training, attention and start-up with Haiku, Flax and PyTorch.
+"""Compares training with Haiku and PyTorch, and measures start-up.
 
 Run: python scripts/benchmarks/training.py --case=reverse
-     python scripts/benchmarks/training.py --case=attention --contenders=ours,haiku
+     python scripts/benchmarks/training.py --case=start
 
 All contenders build the same model, with as many parameters, and take turns in separate
 processes; ratios are of times, so that below 1 is faster than the base. Needs
@@ -11,6 +11,8 @@ other load no promise about time is judged.
 
 import pathlib
 import sys
+from collections.abc import Iterable
+from typing import Any
 
 # The scripts use each other and experiments/, neither of which is installed.
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
@@ -18,29 +20,10 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2]))
 from scripts.benchmarks import command, duel, results  # noqa: E402
 from scripts.benchmarks.contenders import sizes  # noqa: E402
 
-# Contender: its module in contenders/, and options of the module's `prepare`.
-_LIBRARIES = {
-    "ours": ("ours", {}),
-    "haiku": ("plain_haiku", {}),
-    "haiku_scan": ("plain_haiku", {"scan": True}),
-    "flax": ("flax_nnx", {}),
-    "torch": ("torch_eager", {}),
-}
+_MODULES = {"ours": "ours", "haiku": "jax_libraries", "torch": "torch_eager"}
 
 # Steps in a sample: about half a second, but two steps at least for a scan to scan.
 _STEPS = {"reverse": 100, "length_64": 4, "translation": 2}
-
-_CROSS_QUERIES = 48  # of cross-attention, to keys of the usual length
-
-_SEEDS = 5  # in one program, or in turn
-# Case: a case of training, the batch, and steps of each seed in a sample.
-_SIZES_OF_SEEDS = {
-    "seeds_small": ("reverse", 16, 200),
-    "seeds_reverse": ("reverse", 128, 60),
-    "seeds_length_64": ("length_64", 32, 4),
-}
-
-_ACCURATE = 10  # calls in a sample of a few milliseconds each
 
 
 def _training(case, is_quick) -> list[command.Duel]:
@@ -54,11 +37,9 @@ def _training(case, is_quick) -> list[command.Duel]:
         f"heads {model.attention.num_heads}, "
         f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
     )
-    promise = results.Promise("ours", 1.0, "torch", aim=0.5)
-    contenders = _libraries(_LIBRARIES, case=case, size=steps)
-    return [
-        command.Duel(case, title, "step", contenders, ("torch", "haiku"), (promise,))
-    ]
+    promise = results.Promise("ours", 1.0, "haiku")
+    contenders = _libraries(("ours", "haiku"), case=case, size=steps)
+    return [command.Duel(case, title, "step", contenders, ("haiku",), (promise,))]
 
 
 def _translation(case, is_quick) -> list[command.Duel]:
@@ -74,97 +55,6 @@ def _translation(case, is_quick) -> list[command.Duel]:
     contenders = _libraries(("ours", "torch"), case=case, size=steps)
     promise = results.Promise("ours", 1.1, "torch")
     return [command.Duel(case, title, "step", contenders, ("torch",), (promise,))]
-
-
-def _attention(case, is_quick) -> list[command.Duel]:
-    size = sizes.ATTENTION
-    names = [name for name in _LIBRARIES if name != "haiku_scan"]
-    duels = []
-    for direction, calls, limit in (
-        ("forward", _ACCURATE, 0.6),
-        ("forward_and_backward", _ACCURATE // 2, 0.9),
-    ):
-        calls = 1 if is_quick else calls
-        title = (
-            f"{case}: the attention module, {direction.replace('_', ' ')}; batch "
-            f"{size.batch}, length {size.length}, width {size.width}, heads "
-            f"{size.heads}; {calls} calls a sample"
-        )
-        promise = results.Promise("ours", limit, "haiku")
-        contenders = _libraries(names, case=direction, size=calls)
-        duels.append(
-            command.Duel(case, title, "call", contenders, ("haiku",), (promise,))
-        )
-    return duels
-
-
-def _map(case, is_quick) -> list[command.Duel]:
-    duels = []
-    for direction, uses in (
-        ("forward", ("formula", "mapless", "ignored", "returned", "weights")),
-        ("forward_and_backward", ("formula", "mapless", "ignored")),
-    ):
-        calls = 1 if is_quick else _ACCURATE
-        cross = {"num_queries": _CROSS_QUERIES} if case == "cross_map" else {}
-        contenders = tuple(
-            command.contender(
-                use, "attention_map", case=direction, size=calls, use=use, **cross
-            )
-            for use in uses
-        )
-        title = (
-            f"{case}: what the map of {'cross-' * bool(cross)}attention costs, "
-            f"{direction.replace('_', ' ')}; neither the formula nor mapless has one"
-        )
-        # The compiler's count of temporary bytes leaves out what fused kernels allocate
-        # while they run, so against other arithmetic only the measured peak says much.
-        promises = tuple(
-            results.Promise("ignored", 1.0, base, quantity)
-            for base, quantity in (
-                ("mapless", "flops"),
-                ("mapless", "temporary bytes"),
-                ("formula", "flops"),
-                ("formula", "peak MiB"),
-            )
-        )
-        bases = ("formula", "mapless")
-        duels.append(
-            command.Duel(
-                case, title, "call", contenders, bases, promises, with_memory=True
-            )
-        )
-    return duels
-
-
-def _seeds(case, is_quick) -> list[command.Duel]:
-    size, batch, steps = _SIZES_OF_SEEDS[case]
-    duels = []
-    for compiles in (False, True):
-        title = (
-            f"{case}: {_SEEDS} seeds of {size} with batch {batch}, in one program and "
-            f"in turn; {steps} steps of each a sample, compiling "
-            f"{'included' if compiles else 'not included'}"
-        )
-        contenders = tuple(
-            command.contender(
-                name,
-                "seeds",
-                case=size,
-                size=2 if is_quick else steps,
-                seeds=_SEEDS,
-                together=name == "together",
-                compiles=compiles,
-                batch_size=batch,
-            )
-            for name in ("together", "in_turn")
-        )
-        # On processors that one model keeps busy, compiling is what is saved.
-        limit = 1.0 if compiles else 1.3
-        promise = results.Promise("together", limit, "in_turn")
-        duels.append(
-            command.Duel(case, title, "step", contenders, ("in_turn",), (promise,))
-        )
-    return duels
 
 
 def _start(case, is_quick) -> list[command.Duel]:
@@ -185,23 +75,15 @@ def _start(case, is_quick) -> list[command.Duel]:
     return [command.Duel(case, title, "start", contenders, (), promises, retries=0)]
 
 
-def _libraries(names, **options) -> tuple[duel.Contender, ...]:
-    contenders = []
-    for name in names:
-        module, more = _LIBRARIES[name]
-        contenders.append(command.contender(name, module, **options, **more))
-    return tuple(contenders)
+def _libraries(names: Iterable[str], **options: Any) -> tuple[duel.Contender, ...]:
+    return tuple(command.contender(x, _MODULES[x], **options) for x in names)
 
 
 CASES = {
     "reverse": _training,
     "length_64": _training,
     "translation": _translation,
-    "attention": _attention,
-    **dict.fromkeys(_SIZES_OF_SEEDS, _seeds),
     "start": _start,
-    "map": _map,
-    "cross_map": _map,
 }
 
 # Takes argv; returns the exit status.

@@ -39,7 +39,6 @@ def training(
     logits: Callable[[Any, Array], Array],
     *,
     steps: int,
-    scan: bool = False,
 ) -> worker.Program:
     """Returns training to reverse tokens, sampled anew in each step.
 
@@ -51,7 +50,6 @@ def training(
       params: Initial parameters.
       logits: A function of the parameters and tokens `[B, T]` that returns `[B, T, C]`.
       steps: Training steps in a run.
-      scan: Whether a run is one compiled call, instead of one call per step.
     """
     transformation = optimizer(config)
     shape = (config.training.batch_size, config.task.sequence_length)
@@ -62,7 +60,7 @@ def training(
         )
         return losses.mean()
 
-    def step(state, _=None):
+    def step(state):
         params, optimizer_state, key = state
         key, sample_key = jax.random.split(key)
         tokens = jax.random.randint(sample_key, shape, 0, config.task.num_tokens)
@@ -73,11 +71,7 @@ def training(
         params = optax.apply_updates(params, updates)
         return (params, optimizer_state, key), loss
 
-    def scanned(state):
-        state, losses = jax.lax.scan(step, state, length=steps)
-        return state, losses[-1]
-
-    take = jax.jit(scanned if scan else step, donate_argnums=0)
+    take = jax.jit(step, donate_argnums=0)
     optimizer_state = jax.jit(transformation.init)(params)
     first_state = (params, optimizer_state, jax.random.key(config.seed))
     state = loss = None
@@ -89,7 +83,7 @@ def training(
 
     def run():
         nonlocal state, loss
-        for _ in range(1 if scan else steps):
+        for _ in range(steps):
             state, loss = take(state)
         jax.block_until_ready((state, loss))
 

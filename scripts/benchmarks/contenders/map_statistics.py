@@ -26,7 +26,7 @@ def prepare(
     Args:
       use: "forward" for only the values; "statistics" for the map's statistics too; or
         "materialized" for both from weights as in the formula.
-      core: Fields of `sizes.CoreSize`, without a window.
+      core: Fields of `sizes.CoreSize`.
     """
     core = sizes.CoreSize(**core)
     attend = functools.partial(

@@ -57,7 +57,6 @@ class CoreSize(NamedTuple):
     length: int
     heads: int
     head_width: int = 64
-    window: int | None = None  # how far back a query sees; None for all
     batch: int = 1
     is_causal: bool = True
 
