@@ -5,7 +5,7 @@ same sizes (`sizes.py`), written in the way that is usual and fast with their li
 
 `prepare` returns a `worker.Program`. Its arguments, unless a module documents others:
 
-  case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+  case: "training", "forward" or "forward_and_backward".
   size: Steps or calls in a run.
   attention: Fields of `sizes.AttentionSize`, of the attention module.
   core: Fields of `sizes.CoreSize`, of attention without projections.

@@ -1,4 +1,4 @@
-"""Other libraries on JAX: their attention module, and Haiku's training step."""
+"""The attention modules of other libraries on JAX."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -11,19 +11,14 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
-    case: str,
-    size: int,
-    attention: Mapping[str, Any] | None = None,
-    library: str = "haiku",
+    case: str, size: int, attention: Mapping[str, Any], library: str
 ) -> worker.Program:
-    """Prepares what is measured in a case.
+    """Prepares calls of self-attention.
 
     Args:
       library: "haiku", "flax", "equinox", or "jax_nn": projections written out around
         jax.nn.dot_product_attention.
     """
-    if case in sizes.TRAINING_CASES:
-        return _training(sizes.training_config(case), size)
     shape = sizes.attention_size(attention)
     params, apply = _MODULES[library](shape)
     return jax_programs.attention(params, apply, shape, case=case, calls=size)
@@ -34,7 +29,10 @@ def _haiku(shape):
 
     def apply(x):
         mask = jax_programs.causal(x.shape[1])[None, None] if shape.is_causal else None
-        return _haiku_attention(shape.heads, shape.width, x, mask)
+        attention = hk.MultiHeadAttention(
+            shape.heads, shape.head_width, w_init=hk.initializers.VarianceScaling()
+        )
+        return attention(x, x, x, mask)
 
     module = hk.without_apply_rng(hk.transform(apply))
     x = jax_programs.normal(0, (1, 1, shape.width))
@@ -96,44 +94,3 @@ def _jax_nn(shape):
 
 
 _MODULES = {"haiku": _haiku, "flax": _flax, "equinox": _equinox, "jax_nn": _jax_nn}
-
-
-def _training(config, steps) -> worker.Program:
-    """Returns steps as Haiku's examples take them, with optax."""
-    import haiku as hk
-
-    model = hk.without_apply_rng(hk.transform(lambda x: _logits(config, x)))
-    tokens = jnp.zeros((1, config.task.sequence_length), int)
-    params = jax.jit(model.init)(jax.random.key(config.seed), tokens)
-    return jax_programs.training(config, params, model.apply, steps=steps)
-
-
-def _logits(config, tokens):
-    import haiku as hk
-
-    model = config.model
-
-    def norm(x):
-        return hk.LayerNorm(-1, True, True, eps=model.norm.epsilon)(x)
-
-    x = hk.Embed(config.task.num_tokens, model.model_size)(tokens)
-    x += hk.get_parameter(
-        "positions",
-        (1, model.embedding.max_length, model.model_size),
-        init=hk.initializers.RandomNormal(0.02),
-    )
-    for _ in range(model.num_layers):
-        x += _haiku_attention(model.attention.num_heads, model.model_size, norm(x))
-        hidden = hk.Linear(model.feed_forward.hidden_size)(norm(x))
-        hidden = jax.nn.gelu(hidden, approximate=False)
-        x += hk.Linear(model.model_size)(hidden)
-    return hk.Linear(config.task.num_tokens)(norm(x))
-
-
-def _haiku_attention(num_heads, width, x, mask=None):
-    import haiku as hk
-
-    attention = hk.MultiHeadAttention(
-        num_heads, width // num_heads, w_init=hk.initializers.VarianceScaling()
-    )
-    return attention(x, x, x, mask)

@@ -22,8 +22,8 @@ def prepare(
     implementation: str = "auto",
 ) -> worker.Program:
     """Prepares what is measured in a case."""
-    if case in sizes.TRAINING_CASES:
-        return _training(sizes.training_config(case), size)
+    if case == "training":
+        return _training(sizes.training_config(), size)
     shape = sizes.attention_size(attention)
     mask = mh.masks.causal() if shape.is_causal else None
 

@@ -6,15 +6,6 @@ from typing import Any, NamedTuple
 from mha_haiku import runs
 from mha_haiku.commands import config_files
 
-# The changes of length_64 to configs/reverse.py.
-_LENGTH_64 = [
-    ("config.task.sequence_length", "64"),
-    ("config.model.embedding.max_length", "64"),
-    ("config.model.model_size", "128"),
-    ("config.model.attention.num_heads", "4"),
-    ("config.model.num_layers", "2"),
-    ("config.model.feed_forward.hidden_size", "256"),
-]
 # A source of 63 tokens to a target of as many and an end token; no length varies.
 _TRANSLATION = [
     ("config.task.name", "reverse_seq2seq"),
@@ -28,9 +19,6 @@ _TRANSLATION = [
     ("config.model.feed_forward.hidden_size", "1024"),
     ("config.training.batch_size", "16"),
 ]
-_OVERRIDES = {"reverse": [], "length_64": _LENGTH_64, "translation": _TRANSLATION}
-
-TRAINING_CASES = tuple(_OVERRIDES)
 
 
 class AttentionSize(NamedTuple):
@@ -71,8 +59,6 @@ def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:
     return ATTENTION._replace(**fields or {})
 
 
-def training_config(case: str) -> runs.RunConfig:
-    """Returns the config of a run for one of `TRAINING_CASES`."""
-    return config_files.override(
-        config_files.load("configs/reverse.py"), _OVERRIDES[case]
-    )
+def training_config() -> runs.RunConfig:
+    """Returns the config of an encoder-decoder that reverses sequences."""
+    return config_files.override(config_files.load("configs/reverse.py"), _TRANSLATION)

@@ -21,8 +21,8 @@ def prepare(
     """Prepares what is measured in a case."""
     torch.set_num_threads(os.cpu_count())  # as many as the others use
     torch.manual_seed(0)
-    if case in sizes.TRAINING_CASES:
-        return _training(sizes.training_config(case), size)
+    if case == "training":
+        return _training(sizes.training_config(), size)
     if core is not None:
         return _core(sizes.CoreSize(**core), case, size)
     return _module(sizes.attention_size(attention), case, size)

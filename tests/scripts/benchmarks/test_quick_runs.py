@@ -27,11 +27,11 @@ def test_promises_are_of_contenders_that_take_part(is_quick):
 @pytest.mark.parametrize(
     ("script", "arguments", "words"),
     [
-        (training, "--case=revers", "'reverse'"),
+        (training, "--case=translatio", "'translation'"),
         (attention, "--rounds=0", "got 0"),
         (attention, "--case=core_8192 --contenders=flax", "torch"),
         (training, "--json=no_such_folder/x.json", "no_such_folder"),
-        (training, "reverse", "'reverse' belongs to no flag"),
+        (training, "translation", "'translation' belongs to no flag"),
     ],
 )
 def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words):
@@ -60,7 +60,7 @@ def test_materialized_statistics_are_those_of_the_map():
     ("script", "arguments"),
     [
         (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
-        (training, "--case=reverse --contenders=ours,haiku"),
+        (training, "--case=translation --contenders=ours"),
         (lab, "--case=patching --contenders=ours,forward"),
         (pretrained, "--case=edges"),
     ],
