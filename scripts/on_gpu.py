@@ -3,16 +3,12 @@
 Run: python scripts/on_gpu.py --out=on_gpu
      python scripts/on_gpu.py --out=on_gpu --cpu  (the same in small, on a CPU)
 
-Checks attention of every implementation against the formula in float64, maps and their
-statistics, a run of configs/reverse.py, and a PyTorch module whose parameters are on
-the GPU. Then measures attention next to jax.nn.dot_product_attention (cuDNN and XLA)
-and PyTorch's scaled_dot_product_attention, statistics, training steps, and ablations of
-GPT-2's smallest size with random weights. Nothing is downloaded; without torch and
-transformers, parts that need them fail, and the rest runs.
-
-Every part is a process with its own time limit, so that none can stop the others:
-checks run together, measurements alone. Writes on_gpu.json, on_gpu.md (a table for
-benchmarks/measured.md) and four pages. Exits with 1 if a part or a check failed.
+Attention, maps, a run and a PyTorch module on the GPU are checked against float64;
+attention, statistics, ablations and a training step are timed next to jax.nn and
+PyTorch. It downloads nothing and needs torch and transformers. Every part is a process
+with a time limit, so that none can stop the others: checks run together, measurements
+alone. Writes on_gpu.json, on_gpu.md (a table for benchmarks/measured.md) and four
+pages. Exits with 1 if a part or a check failed.
 """
 
 import concurrent.futures
@@ -66,9 +62,8 @@ class Report(NamedTuple):
     name: str  # of the part
     is_small: bool
 
-    @property
     def device(self) -> str:
-        """PyTorch's name of the device."""
+        """Returns PyTorch's name of the device."""
         return "cpu" if self.is_small else "cuda"
 
     def write(self, **record: Any) -> None:
@@ -82,9 +77,8 @@ class Report(NamedTuple):
         error, largest = math.inf, np.abs(expected).max(initial=0) or 1.0
         if actual.shape == expected.shape:
             error = float(np.abs(actual - expected).max(initial=0) / largest)
-        # Not a number is an error, too.
-        is_right = error <= tolerance
-        self.write(check=name, error=error, tolerance=tolerance, is_right=is_right)
+        is_right = error <= tolerance  # which no NaN is
+        self.write(check=name, error=error, is_right=is_right)
 
     def save(self, name: str, subject: Any) -> None:
         """Saves a page, and checks that it is a whole one."""
@@ -94,28 +88,31 @@ class Report(NamedTuple):
         self.check(f"page {name}", is_whole, True, 0)
 
     def measure(self, name: str, calls: Mapping[str, Callable[[], Any]]) -> None:
-        """Times calls in turn, for at most 15 rounds and about 10 seconds."""
-        end, times = math.inf, {contender: [] for contender in calls}
-        repeats = {}
-        for i in range(2 + (2 if self.is_small else 15)):
-            if i > 4 and time.perf_counter() > end:
-                break
-            for contender, call in calls.items():
-                count = repeats.get(contender, 1)
-                start = time.perf_counter()
-                for _ in range(count):
-                    result = call()
-                jax.block_until_ready(result)
-                if "torch" in sys.modules and not self.is_small:
-                    sys.modules["torch"].cuda.synchronize()
-                seconds = (time.perf_counter() - start) / count
-                if i > 1:
+        """Times calls in turn, for at most 15 rounds or about 10 seconds."""
+        counts, times = {}, {contender: [] for contender in calls}
+        for contender, call in calls.items():
+            self._seconds(call, 1)  # compiles
+            seconds = self._seconds(call, 1)
+            counts[contender] = (
+                1 if self.is_small else min(100, 1 + int(0.05 / seconds))
+            )
+        end = time.perf_counter() + 10
+        for i in range(2 if self.is_small else 15):
+            if i < 2 or time.perf_counter() < end:
+                for contender, call in calls.items():
+                    seconds = self._seconds(call, counts[contender])
                     times[contender].append(1000 * seconds)
-                elif i == 1 and not self.is_small:  # the first round compiles
-                    repeats[contender] = max(1, min(100, int(0.05 / seconds)))
-            end = time.perf_counter() + 10 if i == 1 else end
         for contender, milliseconds in times.items():
             self.write(measure=name, contender=contender, milliseconds=milliseconds)
+
+    def _seconds(self, call, count) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        jax.block_until_ready(result)
+        if "torch" in sys.modules and not self.is_small:
+            sys.modules["torch"].cuda.synchronize()
+        return (time.perf_counter() - start) / count
 
 
 # --- checks ---------------------------------------------------------------------------
@@ -171,17 +168,15 @@ def _attention_cases(T: int) -> dict[str, tuple[dict, dict]]:
         "function": masks.where(lambda t, s: s % 4 <= t % 5),
         "complement": ~causal,
     }
-    cases: dict[str, tuple[dict, dict]] = {
-        name: ({"mask": mask}, {}) for name, mask in every.items()
-    }
     bias = generator.standard_normal((_B, _H, T, T)).astype(np.float32)
     sink = generator.standard_normal(_H).astype(np.float32)
     capped = mh.attention.dot_product(soft_cap=2.0)
     normalizer = mh.attention.sink(jnp.asarray(sink))
-    cases["bias"] = {"mask": causal, "bias": bias}, {"bias": bias}
-    cases["soft cap"] = {"mask": causal, "score": capped}, {"cap": 2.0}
-    cases["sink"] = {"mask": causal, "normalizer": normalizer}, {"sink": sink}
-    return cases
+    return {name: ({"mask": mask}, {}) for name, mask in every.items()} | {
+        "bias": ({"mask": causal, "bias": bias}, {"bias": bias}),
+        "soft cap": ({"mask": causal, "score": capped}, {"cap": 2.0}),
+        "sink": ({"mask": causal, "normalizer": normalizer}, {"sink": sink}),
+    }
 
 
 def _arrays(T: int, dtype: str) -> list[jax.Array]:
@@ -198,18 +193,16 @@ def check_attention(report: Report, name: str) -> None:
     cut = mh.attention.Blockwise(rows=T // 3, columns=T // 4)  # the last tiles are cut
     implementation = cut if name == "blockwise" else name
 
-    def check(case, options, terms, dtype, products, tolerance, title):
-        def both(query, key, value, cotangent):
-            def values(*arrays):
-                output, attention_map = mh.attend(
-                    *arrays, implementation=implementation, **options
-                )
-                return output, attention_map.logsumexp
+    def check(title, options, terms, dtype, products, tolerance):
+        def attend(*arrays):
+            values, found = mh.attend(*arrays, implementation=implementation, **options)
+            return values, found.logsumexp
 
-            output, pull, logs = jax.vjp(values, query, key, value, has_aux=True)
-            return output, np.float32(1) * logs, *pull(cotangent)
+        def both(*arrays):
+            values, pull, logs = jax.vjp(attend, *arrays[:3], has_aux=True)
+            return values, logs, *pull(arrays[3])
 
-        arrays, title = _arrays(T, dtype), f"attention, {name}, {title}: {case}"
+        arrays = _arrays(T, dtype)
         try:
             with jax.default_matmul_precision(products):
                 results = jax.jit(both)(*arrays)
@@ -217,22 +210,20 @@ def check_attention(report: Report, name: str) -> None:
             report.write(check=title, is_right=name == "fused", refused=str(error))
             return
         values, logs, _, gradients = _expected(arrays, options["mask"], **terms)
-        results = [np.maximum(np.asarray(x, np.float64), -99) for x in results]
         expected = values, np.maximum(logs, -99), *gradients  # -inf: nothing is seen
         kinds = ("values", "logsumexp", "dq", "dk", "dv")
         for kind, actual, right in zip(kinds, results, expected, strict=True):
+            actual = np.maximum(np.asarray(actual, np.float64), -99)
             report.check(f"{title}, {kind}", actual, right, tolerance)
 
-    cases = itertools.islice(
-        _attention_cases(T).items(), 0, None, 9 * report.is_small or 1
-    )
+    cases = list(_attention_cases(T).items())[:: 9 if report.is_small else 1]
+    # Fused kernels take no float32 on GPUs.
+    precisions = {k: v for k, v in _PRECISIONS.items() if name != "fused" or "b" in k}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # compilers run together
         waiting = [
-            pool.submit(check, case, *options, *precision, title)
+            pool.submit(check, f"{name}, {title}: {case}", *options, *precision)
             for case, options in cases
-            for title, precision in _PRECISIONS.items()
-            # Fused kernels take no float32 on GPUs.
-            if name != "fused" or title == "bfloat16"
+            for title, precision in precisions.items()
         ]
     for each in waiting:
         each.result()
@@ -289,11 +280,11 @@ def check_torch(report: Report) -> None:
     import torch
 
     torch.backends.cuda.matmul.allow_tf32 = False
-    module = causal_models.of_transformers("tiny").to(report.device)
+    module = causal_models.of_transformers("tiny").to(report.device())
     module.set_attn_implementation("eager")
     tokens = causal_models.tokens("tiny", 2, 48)
     with torch.inference_mode():
-        ids = torch.tensor(tokens, device=report.device, dtype=torch.long)
+        ids = torch.tensor(tokens, device=report.device(), dtype=torch.long)
         theirs = module(ids, output_attentions=True)
     logits = theirs.logits.float().cpu().numpy()
     with jax.default_matmul_precision("highest"):
@@ -306,7 +297,7 @@ def check_torch(report: Report) -> None:
     changed = float(np.abs(np.asarray(without) - logits).max())
     report.check("torch: ablation changes logits", 1e-4 < changed < np.inf, True, 0)
     where = next(module.parameters()).device.type
-    report.check("torch: the module stays there", where == report.device, True, 0)
+    report.check("torch: the module stays there", where == report.device(), True, 0)
     report.save("torch", maps)
 
 
@@ -319,10 +310,16 @@ def measure_attention(report: Report, length: int) -> None:
 
     torch.backends.cuda.matmul.allow_tf32 = True
     theirs = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    mask = mh.masks.causal()
 
     def ours(*arrays, implementation="auto"):
-        return mh.attend(*arrays, mask=mask, implementation=implementation)[0]
+        options = {"mask": mh.masks.causal(), "implementation": implementation}
+        return mh.attend(*arrays, **options)[0]
+
+    def of_torch(*arrays):
+        return torch.nn.functional.scaled_dot_product_attention(*arrays, is_causal=True)
+
+    def of_torch_with_gradient(tensors, grad):
+        torch.autograd.grad(of_torch(*tensors), tensors, grad)
 
     contenders = {
         "mha_haiku": ours,
@@ -330,39 +327,30 @@ def measure_attention(report: Report, length: int) -> None:
         "jax.nn, XLA": functools.partial(theirs, implementation="xla"),
         "jax.nn, cuDNN": functools.partial(theirs, implementation="cudnn"),
     }
-
-    def both(query, key, value, cotangent, function):
-        output, pull = jax.vjp(function, query, key, value)
-        return output, pull(cotangent)
-
-    def of_torch(inputs, cotangent, has_gradient):
-        attend = torch.nn.functional.scaled_dot_product_attention
-        output = attend(*inputs, is_causal=True)
-        if has_gradient:
-            torch.autograd.grad(output, inputs, cotangent)
-
-    B, T, H, K = (1, length // 64, 2, 16) if report.is_small else (16, length, 16, 64)
-    B = 1 if length > 2048 else B
-    for dtype, has_gradient in itertools.product(
-        ("bfloat16", "float32"), (False, True)
-    ):
-        title = f"{B} x {H} heads, {T}, causal, {dtype}, forward"
-        title += " and backward" * has_gradient
-        keys = jax.random.split(jax.random.key(0), 3 + has_gradient)
-        arrays = [jax.random.normal(key, (B, T, H, K), dtype) for key in keys]
-        calls: dict[str, Callable] = {}
+    B = 16 if length == 2048 and not report.is_small else 1
+    T, H, K = (length // 64, 2, 16) if report.is_small else (length, 16, 64)
+    for dtype in ("bfloat16", "float32"):
+        keys = jax.random.split(jax.random.key(0), 4)
+        *inputs, cotangent = (jax.random.normal(x, (B, T, H, K), dtype) for x in keys)
+        options = {"device": report.device(), "dtype": getattr(torch, dtype)}
+        *tensors, grad = (torch.randn(B, H, T, K, **options) for _ in range(4))
+        tensors = [x.requires_grad_() for x in tensors]
+        forward, both = {}, {}
         for name, function in contenders.items():
-            if name == "jax.nn, cuDNN" and (report.is_small or dtype == "float32"):
-                continue
-            function = (
-                functools.partial(both, function=function) if has_gradient else function
-            )
-            calls[name] = functools.partial(jax.jit(function), *arrays)
-        options = {"device": report.device, "dtype": getattr(torch, dtype)}
-        *inputs, cotangent = (torch.randn(B, H, T, K, **options) for _ in range(4))
-        inputs = [x.requires_grad_(has_gradient) for x in inputs]
-        calls["PyTorch"] = functools.partial(of_torch, inputs, cotangent, has_gradient)
-        report.measure(title, calls)
+            if name != "jax.nn, cuDNN" or (not report.is_small and dtype == "bfloat16"):
+                gradient = jax.jit(functools.partial(_with_gradient, function))
+                forward[name] = functools.partial(jax.jit(function), *inputs)
+                both[name] = functools.partial(gradient, cotangent, *inputs)
+        forward["PyTorch"] = functools.partial(torch.no_grad()(of_torch), *tensors)
+        both["PyTorch"] = functools.partial(of_torch_with_gradient, tensors, grad)
+        title = f"{B} x {H} heads, {T}, causal, {dtype}, forward"
+        report.measure(title, forward)
+        report.measure(f"{title} and backward", both)
+
+
+def _with_gradient(function, cotangent, *arrays):
+    values, pull = jax.vjp(function, *arrays)
+    return values, pull(cotangent)
 
 
 def measure_statistics(report: Report) -> None:
@@ -421,9 +409,9 @@ def measure_training(report: Report) -> None:
         return carry
 
     torch.backends.cuda.matmul.allow_tf32 = True
-    network = causal_models.of_transformers(size).to(report.device)
+    network = causal_models.of_transformers(size).to(report.device())
     fused = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
-    ids = torch.tensor(tokens, device=report.device, dtype=torch.long)
+    ids = torch.tensor(tokens, device=report.device(), dtype=torch.long)
 
     def theirs():
         fused.zero_grad()
@@ -436,13 +424,14 @@ def measure_training(report: Report) -> None:
 
 # --- the run --------------------------------------------------------------------------
 
-_IMPLEMENTATIONS = ("dense", "formula", "blockwise", "fused", "auto")
-# Name: function of a report, and its limit in seconds.
-_CHECKS: dict[str, tuple[Callable[[Report], None], float]] = {
+# Name: function of a report, and its limit in seconds; checks come first.
+_PARTS: dict[str, tuple[Callable[[Report], None], float]] = {
     f"attention_{x}": (functools.partial(check_attention, name=x), 180)
-    for x in _IMPLEMENTATIONS
-} | {"maps": (check_maps, 240), "run": (check_run, 150), "torch": (check_torch, 150)}
-_MEASUREMENTS: dict[str, tuple[Callable[[Report], None], float]] = {
+    for x in ("dense", "formula", "blockwise", "fused", "auto")
+} | {
+    "maps": (check_maps, 240),
+    "run": (check_run, 150),
+    "torch": (check_torch, 150),
     "measure_2048": (functools.partial(measure_attention, length=2048), 100),
     "measure_8192": (functools.partial(measure_attention, length=8192), 100),
     "measure_statistics": (measure_statistics, 60),
@@ -463,9 +452,10 @@ def main(*, out: str, cpu: bool = False) -> int:
     there = {x.name: x.version for x in importlib.metadata.distributions()}
     versions = {name: there[name] for name in _PACKAGES if name in there}
     run = functools.partial(_run, folder=folder, is_small=cpu, end=end)
-    parts = []
+    parts, measurements = [], [x for x in _PARTS if x.startswith("measure")]
+    checks = [x for x in _PARTS if x not in measurements]
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
-        for part in itertools.chain(pool.map(run, _CHECKS), map(run, _MEASUREMENTS)):
+        for part in itertools.chain(pool.map(run, checks), map(run, measurements)):
             parts.append(part)  # written as far as it is, in case the run is stopped
             text = json.dumps({"versions": versions, "parts": parts}, indent=1)
             (folder / "on_gpu.json").write_text(text)
@@ -477,11 +467,10 @@ def main(*, out: str, cpu: bool = False) -> int:
 def _run(name: str, folder: pathlib.Path, is_small: bool, end: float) -> dict[str, Any]:
     """Runs a part in a process, and returns how it ended and what it recorded."""
     start = time.monotonic()
-    seconds = max(0.0, min((_CHECKS | _MEASUREMENTS)[name][1], end - start))
+    seconds = max(0.0, min(_PARTS[name][1], end - start))
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
-    environment |= (
-        {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""} if is_small else {}
-    )
+    if is_small:
+        environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
     (path := folder / f"{name}.jsonl").write_text("")
     call = f"from scripts import on_gpu; on_gpu.run_part({str(folder)!r}, {name!r}, "
     command = [sys.executable, "-c", f"{call}{is_small})"]
@@ -501,7 +490,7 @@ def run_part(folder: str, name: str, is_small: bool) -> None:
     """Runs a part in this process, which has no other task."""
     if not is_small and jax.default_backend() == "cpu":
         sys.exit("JAX found no GPU; --cpu runs everything in small on a CPU.")
-    (_CHECKS | _MEASUREMENTS)[name][0](Report(pathlib.Path(folder), name, is_small))
+    _PARTS[name][0](Report(pathlib.Path(folder), name, is_small))
 
 
 def _outcome(part: dict[str, Any]) -> str:
