@@ -490,7 +490,9 @@ def run_part(folder: str, name: str, is_small: bool) -> None:
     """Runs a part in this process, which has no other task."""
     if not is_small and jax.default_backend() == "cpu":
         sys.exit("JAX found no GPU; --cpu runs everything in small on a CPU.")
-    _PARTS[name][0](Report(pathlib.Path(folder), name, is_small))
+    report = Report(pathlib.Path(folder), name, is_small)
+    report.write(device=jax.devices()[0].device_kind)
+    _PARTS[name][0](report)
 
 
 def _outcome(part: dict[str, Any]) -> str:
@@ -502,10 +504,10 @@ def _outcome(part: dict[str, Any]) -> str:
 
 def _summary(versions: dict[str, str], parts: list[dict[str, Any]]) -> str:
     """Returns the report as Markdown: what failed, and a table of times."""
-    device = jax.devices()[0].device_kind
-    lines = [f"{device}; {', '.join(map(' '.join, versions.items()))}.", ""]
-    lines += [f"- {_outcome(part)}" for part in parts]
     records = [record for part in parts for record in part["records"]]
+    device = " ".join({r["device"] for r in records if "device" in r})
+    lines = [f"{device}, {', '.join(map(' '.join, versions.items()))}.", ""]
+    lines += [f"- {_outcome(part)}" for part in parts]
     refused = [r["check"].split(": ")[1] for r in records if "refused" in r]
     lines += [f'- "fused" refuses: {", ".join(refused)}', ""]
     lines += ["| case | | compared with | ratio of times |", "|---|---|---|---|"]
