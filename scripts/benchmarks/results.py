@@ -127,7 +127,6 @@ class Promise(NamedTuple):
     # "" where the limit is not a share; of several, the one with the least counts.
     base: str | tuple[str, ...] = ""
     quantity: str = "seconds"  # or the name of a fact
-    aim: float | None = None  # what is hoped for beyond the promise
 
     @property
     def bases(self) -> tuple[str, ...]:
@@ -145,8 +144,7 @@ class Promise(NamedTuple):
         of = f" of {self.bases[0]}'s" if self.bases else ""
         if len(self.bases) > 1:
             of = f" of the least of {', '.join(self.bases)}"
-        aim = "" if self.aim is None else f" (aim: {self.aim:g})"
-        return f"{self.contender} {self.quantity} <= {self.limit:g}{of}{aim}"
+        return f"{self.contender} {self.quantity} <= {self.limit:g}{of}"
 
     def measured(self, by_name: Mapping[str, duel.Result]) -> tuple[Spread, str] | None:
         mine, *others = (by_name[name] for name in self.contenders)

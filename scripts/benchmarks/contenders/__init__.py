@@ -9,7 +9,6 @@ same sizes (`sizes.py`), written in the way that is usual and fast with their li
   size: Steps or calls in a run.
   attention: Fields of `sizes.AttentionSize`, of the attention module.
   core: Fields of `sizes.CoreSize`, of attention without projections.
-  implementation: The implementation of `mha_haiku.attend`.
   model: A name of `causal_models.SIZES` or `pretrained_models.MODELS`.
   batch, length: Number of examples or texts, and of their tokens.
   steps: Tokens per text in a run.

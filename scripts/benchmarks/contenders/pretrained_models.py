@@ -10,7 +10,6 @@ import pathlib
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 import mha_haiku as mh
@@ -67,16 +66,10 @@ def prepare(
     """Prepares what is measured.
 
     Args:
-      use: "forward", "statistics" (of all heads, with the forward pass), "edges"
-        (attribution of all edges) or "load"; "sdpa" or "eager": a forward pass of
-        transformers, with this attention; "reading": dequantizing all arrays of the
-        file with the package gguf.
+      use: "forward", "edges" (attribution of all edges), "sdpa" or "eager": a forward
+        pass of transformers, with this attention.
     """
     source = MODELS[model].path
-    if use == "load":
-        return worker.Program(lambda: _load(source))
-    if use == "reading":
-        return worker.Program(lambda: _read(source))
     if use in ("sdpa", "eager"):
         return _of_torch(source, tokens(model, batch, length), size, use)
     return _ours(source, use, tokens(model, batch, length), size)
@@ -90,13 +83,7 @@ def _ours(source, use, tokens, size) -> worker.Program:
 
     def forward(params, tokens):
         output = imported.model.apply(params, None, tokens, is_training=False)
-        result = output.logits if is_language_model else output.output
-        if use == "forward":
-            return result
-        # Layers are alike: their statistics are one compiled program, run L times.
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *output.maps)
-        statistics = jax.lax.map(lambda each: each.statistics(pooled=(32, 32)), stacked)
-        return result[:, -1], statistics
+        return output.logits if is_language_model else output.output
 
     call = jax.jit(forward).lower(imported.params, tokens).compile()
 
@@ -118,17 +105,6 @@ def _edges(imported, tokens):
         mh.heads.edge_attribution(of, [corrupted])
 
     return worker.Program(run)
-
-
-def _load(source):
-    jax.block_until_ready(mh.interop.load(source).params)
-
-
-def _read(source):
-    import gguf
-
-    for tensor in gguf.GGUFReader(source).tensors:
-        np.asarray(gguf.dequantize(tensor.data, tensor.tensor_type))
 
 
 def _of_torch(path, tokens, size, attention) -> worker.Program:

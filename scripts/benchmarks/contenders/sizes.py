@@ -1,7 +1,6 @@
 """The sizes that all contenders share."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mha_haiku import runs
 from mha_haiku.commands import config_files
@@ -24,19 +23,16 @@ _TRANSLATION = [
 class AttentionSize(NamedTuple):
     """Of self-attention: B examples of T positions, width D, H heads."""
 
-    batch: int = 32
-    length: int = 128
-    width: int = 256
-    heads: int = 8
+    batch: int
+    length: int
+    width: int
+    heads: int
     is_causal: bool = False
 
     @property
     def head_width(self) -> int:
         """Query, key and value size of a head."""
         return self.width // self.heads
-
-
-ATTENTION = AttentionSize()
 
 
 class CoreSize(NamedTuple):
@@ -52,11 +48,6 @@ class CoreSize(NamedTuple):
     def shape(self) -> tuple[int, int, int, int]:
         """Of a query, key or value."""
         return (self.batch, self.length, self.heads, self.head_width)
-
-
-def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:
-    """Returns the size with the given fields; `ATTENTION` where there are none."""
-    return ATTENTION._replace(**fields or {})
 
 
 def training_config() -> runs.RunConfig:

@@ -25,7 +25,7 @@ def prepare(
         return _training(sizes.training_config(), size)
     if core is not None:
         return _core(sizes.CoreSize(**core), case, size)
-    return _module(sizes.attention_size(attention), case, size)
+    return _module(sizes.AttentionSize(**attention or {}), case, size)
 
 
 class _EncoderDecoder(nn.Module):
