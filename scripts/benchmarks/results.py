@@ -36,12 +36,6 @@ def seconds(result: duel.Result) -> Spread:
     return spread(values, [sample.is_quiet for sample in result.samples])
 
 
-def processor_seconds(result: duel.Result) -> Spread:
-    """Returns the same of processor seconds, which other work disturbs less."""
-    values = [sample.processor_seconds for sample in result.samples]
-    return spread(values, [sample.is_quiet for sample in result.samples])
-
-
 def ratio(result: duel.Result, base: duel.Result) -> Spread:
     """Returns the spread of this one's seconds over the base's, round by round."""
     pairs = list(zip(result.samples, base.samples, strict=False))
@@ -76,7 +70,6 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
     scale, prefix = (1, "") if is_long else (1e3, "m")
     facts = list(dict.fromkeys(name for result in shown for name in result.facts))
     header = ["contender", f"{prefix}s/{unit}", "quartiles", f"{unit}s/s"]
-    header.append(f"processor {prefix}s")
     header += [f"time / {base}", "quartiles"] if base else []
     header += ["quiet rounds", *facts]
     rows = [header]
@@ -84,7 +77,6 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
         time = seconds(result)
         low, median, high = (f"{scale * value:.4g}" for value in time[:3])
         row = [result.name, median, f"{low} - {high}", f"{1 / time.median:.4g}"]
-        row.append(f"{scale * processor_seconds(result).median:.4g}")
         if base:
             share = ratio(result, by_name[base])
             row += [f"{share.median:.2f}", f"{share.low:.2f} - {share.high:.2f}"]
