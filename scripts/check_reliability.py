@@ -5,115 +5,291 @@ Run: python scripts/check_reliability.py
 
 Every run is a process that trains configs/reverse.py for 300 steps, with a checkpoint
 every 20; it must end with the same bits as an undisturbed run. The exit status is 1 if
-any fault was not survived. Faults that this machine cannot produce are left out, with a
-message.
+any fault was not survived. The full disk is a mount in a separate namespace (unshare).
 """
 
+import json
 import logging
-import pathlib
+import os
 import random
+import shutil
+import signal
+import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from typing import NamedTuple
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
 
 # The scripts use each other and experiments/, neither of which is installed.
-sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
+_REPOSITORY = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(_REPOSITORY))
 
+import mha_haiku as mh  # noqa: E402
 from mha_haiku import commands  # noqa: E402
+from mha_haiku.core import checks  # noqa: E402
+
+STEPS, EVERY = 300, 20
+_LAST = f"checkpoints/{STEPS}/arrays.safetensors"
+# Small, and with a checkpoint under way most of the time.
+_TRAIN = f"""
+import sys
+import mha_haiku as mh
+
+config = mh.runs.default_config("reverse").replace(
+    training=dict(
+        steps={STEPS}, batch_size=32, steps_per_dispatch=10, report_every=10,
+        evaluate_every=20, evaluation_examples=64, checkpoint_every={EVERY},
+    )
+)
+summary = mh.runs.train(config, sys.argv[1])
+sys.exit(130 if summary.interrupted else 0)
+"""
+# Runs a command on a disk of 4 MiB that is full from step 100 on, for a while or to the
+# end, and once more with room.
+_ON_FULL_DISK = """
+set -e
+disk=$1 is_cleared=$2
+shift 2
+mount -t tmpfs -o size=4m tmpfs "$disk"
+"$@" >/dev/null 2>"$disk.log" & process=$!
+until grep -qs '"step": 100' "$disk/run/metrics.jsonl"; do sleep 0.01; done
+cat /dev/zero >"$disk/ballast" 2>/dev/null || $is_cleared && rm "$disk/ballast"
+wait $process || echo "status $?"
+rm -f "$disk/ballast"
+"$@" >/dev/null
+cp "$disk/run/checkpoints/300/arrays.safetensors" "$disk.arrays"
+"""
 
 
-class _Line(NamedTuple):
-    """A line of the scorecard."""
+class Subject:
+    """Starts runs in a folder, and compares what they leave with an undisturbed one."""
 
-    title: str
-    case: Callable[..., Iterator[str | None]]
-    count: int
-    quick: int
+    def __init__(self, folder: Path):
+        self.folder, self._count = folder, 0
+        # The first run fills the cache of compiled programs; the second is timed.
+        status, error = self.run(reference := self.new_workdir())
+        if status:
+            raise RuntimeError(f"an undisturbed run ended with {status}: {error}")
+        self.reference, start = reference, time.perf_counter()
+        process = self.start(again := self.new_workdir())
+        self.wait_for_step(again)
+        self.start_seconds = time.perf_counter() - start
+        process.communicate()
+        self.train_seconds = time.perf_counter() - start - self.start_seconds
+        if problem := self.difference(again):
+            raise RuntimeError(f"two undisturbed runs differ: {problem}")
+
+    def new_workdir(self) -> Path:
+        """Returns a path in a separate folder."""
+        self._count += 1
+        return self.folder / f"{self._count:03d}" / "run"
+
+    def start(self, workdir: Path, devices: int = 1, around: Sequence[str] = ()):
+        """Starts a run on CPU devices; `around` is a command that runs another."""
+        environment = {
+            "JAX_PLATFORMS": "cpu",
+            "JAX_NUM_CPU_DEVICES": str(devices),
+            "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "PYTHONPATH": str(_REPOSITORY),
+        }
+        return subprocess.Popen(
+            [*around, sys.executable, "-c", _TRAIN, workdir],
+            env=os.environ | environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, workdir: Path, devices: int = 1) -> tuple[int, str]:
+        """Runs to the end, and returns the status and stderr."""
+        process = self.start(workdir, devices)
+        _, error = process.communicate(timeout=300)
+        return process.returncode, error
+
+    def wait_for_step(self, workdir: Path, step: int = 0) -> None:
+        """Waits until a run has reported a step."""
+        end = time.monotonic() + 120
+        while time.monotonic() < end and max(self.losses(workdir), default=-1) < step:
+            time.sleep(0.01)
+
+    def losses(self, workdir: Path) -> dict[int, float]:
+        """Returns the held-out losses that were reported, by step."""
+        path = workdir / "metrics.jsonl"
+        lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+        reports = (json.loads(line) for line in lines if line.endswith("\n"))
+        return {x["step"]: x["held_out_loss"] for x in reports if "held_out_loss" in x}
+
+    def difference(self, workdir: Path) -> str | None:
+        """Returns how a finished run differs from the undisturbed one."""
+        if (workdir / _LAST).read_bytes() != (self.reference / _LAST).read_bytes():
+            return "other bits than undisturbed"
+        is_same = self.losses(workdir) == self.losses(self.reference)
+        return None if is_same else "other held-out losses than undisturbed"
+
+    def after_resuming(self, workdir: Path) -> str | None:
+        """Runs to the end, and returns differences from the undisturbed run."""
+        status, error = self.run(workdir)
+        return f"status {status}: {error}" if status else self.difference(workdir)
 
 
-def _lines() -> dict[str, _Line]:
-    from scripts import reliability_faults, reliability_uses
-
-    return {
-        "kills": _Line("kill -9 at a random moment", reliability_faults.kills, 50, 3),
-        "signals": _Line(
-            "SIGTERM, SIGINT: under 5 s, no lost step",
-            reliability_faults.signals,
-            20,
-            2,
-        ),
-        "exits": _Line(
-            "exit or exception right after a save", reliability_faults.exits, 4, 4
-        ),
-        "corruptions": _Line(
-            "bits flipped; files cut, missing, added",
-            reliability_faults.corruptions,
-            300,
-            40,
-        ),
-        "full_disks": _Line(
-            "full disk, then room again", reliability_faults.full_disks, 5, 5
-        ),
-        "second_writers": _Line(
-            "a second writer", reliability_uses.second_writers, 4, 4
-        ),
-        "changed_configs": _Line(
-            "another config or model", reliability_uses.changed_configs, 5, 5
-        ),
-        "device_counts": _Line(
-            "1 to 4 devices and back", reliability_uses.device_counts, 2, 2
-        ),
-        "not_finite_steps": _Line(
-            "gradients not finite, spikes", reliability_uses.not_finite_steps, 4, 4
-        ),
-    }
+Outcomes = Iterator[str | None]
 
 
-def main(*, quick: bool = False, only: str = "", seed: int = 0) -> int:
+def kills(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """Kill -9 at a random moment; the run ends with the same bits."""
+    done = 0
+    while done < count:
+        process = subject.start(workdir := subject.new_workdir())
+        if chance.random() < 0.2:  # while it starts
+            time.sleep(chance.uniform(0.2, 0.9) * subject.start_seconds)
+        else:
+            subject.wait_for_step(workdir)
+            time.sleep(chance.uniform(0, 0.9) * subject.train_seconds)
+        process.kill()
+        process.communicate()
+        if process.returncode == -signal.SIGKILL:
+            done += 1
+            yield subject.after_resuming(workdir)
+
+
+def signals(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """SIGTERM or SIGINT: ends within 5 s, loses no step, resumes to the same bits."""
+    done = 0
+    while done < count:
+        process = subject.start(workdir := subject.new_workdir())
+        subject.wait_for_step(workdir)
+        time.sleep(chance.uniform(0, 0.7) * subject.train_seconds)
+        start = time.perf_counter()
+        process.send_signal((signal.SIGTERM, signal.SIGINT)[done % 2])
+        _, error = process.communicate()
+        seconds = time.perf_counter() - start
+        steps = json.loads((workdir / "summary.json").read_text())["steps"]
+        if steps == STEPS:  # it was at its end already
+            continue
+        done += 1
+        if process.returncode != 130 or seconds > 5:
+            yield f"status {process.returncode} after {seconds:.1f} s: {error}"
+        elif (saved := mh.runs.load(workdir).step) != steps:
+            yield f"{steps - saved} steps lost"
+        else:
+            yield subject.after_resuming(workdir)
+
+
+def corruptions(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """A bit flipped, a file cut short, missing or added: the one before is taken."""
+    for i in range(count):
+        workdir = shutil.copytree(subject.reference, subject.new_workdir())
+        folder = workdir / "checkpoints" / str(STEPS)
+        kind = ("flip", "cut", "remove", "add")[i % 4]
+        path = chance.choice(sorted(folder.iterdir()))
+        if kind == "flip":  # the manifest may have no digest of itself
+            path = folder / "arrays.safetensors"
+        data = bytearray(path.read_bytes())
+        if kind == "flip":
+            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+        elif kind == "cut":
+            del data[chance.randrange(len(data)) :]
+        to = path.with_name(f"{path.name}x") if kind == "add" else path
+        to.unlink() if kind == "remove" else to.write_bytes(data)
+        step = mh.runs.load(workdir).step
+        shutil.rmtree(workdir)
+        what = f"{kind} {path.name}: step {step} taken"
+        yield None if step == STEPS - EVERY else what
+
+
+def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """A small disk fills, for a while or to the end; the run resumes to its bits."""
+    del chance
+    for i in range(count):
+        (disk := subject.new_workdir()).mkdir(parents=True)
+        # A mount in a separate namespace, invisible outside, ends with the process.
+        isolated = ["unshare", "--map-root-user", "--mount", "bash", "-c"]
+        isolated += [_ON_FULL_DISK, "bash", str(disk), ("true", "false")[i % 2]]
+        process = subject.start(disk / "run", around=isolated)
+        output, error = process.communicate(timeout=300)
+        if process.returncode:
+            yield f"status {process.returncode}: {error}"
+            continue
+        told = Path(f"{disk}.log").read_text()
+        is_told = "status" not in output or "No space left on device" in told
+        arrays = Path(f"{disk}.arrays").read_bytes()
+        is_good = is_told and arrays == (subject.reference / _LAST).read_bytes()
+        yield None if is_good else f"{output}: {told}"
+
+
+def second_writers(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """A second writer is refused; a kill of the first leaves the folder free."""
+    del chance
+    for _ in range(count):
+        first = subject.start(workdir := subject.new_workdir())
+        subject.wait_for_step(workdir)
+        first.send_signal(signal.SIGSTOP)  # it holds the folder meanwhile
+        status, error = subject.run(workdir)
+        first.kill()
+        first.communicate()
+        if status == 0 or f"process {first.pid}" not in error:
+            yield f"status {status}: {error}"
+        else:
+            yield subject.after_resuming(workdir)
+
+
+def device_counts(subject: Subject, count: int, chance: random.Random) -> Outcomes:
+    """Resumes on another number of devices, with the same losses to 1e-5."""
+    del chance
+    expected = subject.losses(subject.reference)
+    for i in range(count):
+        before, after = ((1, 4), (4, 1))[i % 2]
+        workdir = subject.new_workdir()
+        process = subject.start(workdir, before)
+        subject.wait_for_step(workdir, 3 * EVERY)
+        process.terminate()
+        process.communicate()
+        status, error = subject.run(workdir, devices=after)
+        losses = subject.losses(workdir)
+        if status or losses.keys() != expected.keys():
+            yield f"{before} devices, then {after}: status {status}: {error}"
+            continue
+        difference = max(abs(losses[step] - loss) for step, loss in expected.items())
+        yield None if difference <= 1e-5 else f"losses {difference:.1e} apart"
+
+
+# Name: title, function, number of faults, and in a quick run.
+_LINES: dict[str, tuple[str, Callable[..., Outcomes], int, int]] = {
+    "kills": ("kill -9 at a random moment", kills, 50, 3),
+    "signals": ("SIGTERM, SIGINT: under 5 s, no lost step", signals, 20, 2),
+    "corruptions": ("bits flipped; files cut, missing, added", corruptions, 300, 8),
+    "full_disks": ("full disk, then room again", full_disks, 4, 2),
+    "second_writers": ("a second writer", second_writers, 2, 1),
+    "device_counts": ("1 to 4 devices and back", device_counts, 2, 2),
+}
+
+
+def main(*, quick: bool = False, only: str = "") -> int:
     """Measures, and prints the scorecard.
 
     Args:
       quick: Inject only a few faults of each kind, to test that it works.
       only: Names of lines, with commas between; all if left out.
-      seed: Seed of the random moments and places of faults.
     """
-    import tqdm
-
-    from mha_haiku.core import checks
-    from scripts import reliability_subject
-
-    lines = _lines()
-    names = only.split(",") if only else list(lines)
+    names = only.split(",") if only else list(_LINES)
     with checks.user_mistakes():
         for name in names:
-            checks.choice("--only", name, lines)
-    counts = {x: lines[x].quick if quick else lines[x].count for x in names}
+            checks.choice("--only", name, _LINES)
     # Deliberate damage needs no warning here.
     logging.getLogger("mha_haiku").setLevel(logging.ERROR)
-    scorecard, is_full = [], True
-    with (
-        tempfile.TemporaryDirectory() as folder,
-        tqdm.tqdm(total=sum(counts.values()), file=sys.stderr, unit="fault") as bar,
-    ):
-        subject = reliability_subject.Subject(pathlib.Path(folder))
+    is_full = True
+    with tempfile.TemporaryDirectory() as folder:
+        subject = Subject(Path(folder))
         for name in names:
-            title, case = lines[name].title, lines[name].case
-            bar.set_description(name)
-            chance = random.Random(f"{seed} {name}")
-            good = 0
-            try:
-                for failure in case(subject, counts[name], chance):
-                    good += failure is None
-                    bar.update()
-                    if failure is not None:
-                        bar.write(f"{name}: {failure}", file=sys.stderr)
-            except reliability_subject.UnavailableError as why:
-                scorecard.append(f"{title:41} left out: {why}")
-                continue
-            scorecard.append(f"{title:41} {good:3} of {counts[name]}")
-            is_full &= good == counts[name]
-    print("\n".join(scorecard))
+            title, case, count, few = _LINES[name]
+            count = few if quick else count
+            failures = list(filter(None, case(subject, count, random.Random(name))))
+            print(*(f"{name}: {x}" for x in failures), sep="\n", file=sys.stderr)
+            good = count - len(failures)
+            print(f"{title:41} {good:3} of {count}", flush=True)
+            is_full &= good == count
     return 0 if is_full else 1
 
 

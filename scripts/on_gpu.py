@@ -1,22 +1,17 @@
 """Checks and measures the package on a GPU, in one run of at most eight minutes.
 
 Run: python scripts/on_gpu.py --out=on_gpu
-     python scripts/on_gpu.py --cpu --out=on_gpu  (the same in small, on a CPU)
+     python scripts/on_gpu.py --out=on_gpu --cpu  (the same in small, on a CPU)
 
-Checks attention of every implementation against the formula in float64 NumPy, maps and
-their statistics, a run of configs/reverse.py, and a PyTorch module whose parameters are
-on the GPU. Then measures attention next to jax.nn.dot_product_attention (cuDNN and XLA)
-and PyTorch's scaled_dot_product_attention, statistics, training steps, and ablations of
-GPT-2's smallest size with random weights. Nothing is downloaded. Torch and transformers
-may be missing: what needs them fails then, and the rest runs.
-
-Every part is a process with its own time limit, so that none can stop the others:
-checks run together, measurements alone. Writes on_gpu.json, on_gpu.md (a table for
-benchmarks/measured.md) and four pages. Exits with 1 if a part or a check failed.
+Attention, maps, a run and a PyTorch module on the GPU are checked against float64;
+attention, statistics, ablations and a training step are timed next to jax.nn and
+PyTorch. It downloads nothing and needs torch and transformers. Every part is a process
+with a time limit, so that none can stop the others: checks run together, measurements
+alone. Writes on_gpu.json, on_gpu.md (a table for benchmarks/measured.md) and four
+pages. Exits with 1 if a part or a check failed.
 """
 
 import concurrent.futures
-import contextlib
 import functools
 import importlib.metadata
 import itertools
@@ -24,14 +19,12 @@ import json
 import math
 import os
 import pathlib
-import platform
-import signal
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 # The scripts use each other and experiments/, neither of which is installed.
@@ -44,173 +37,16 @@ import numpy as np  # noqa: E402
 
 import mha_haiku as mh  # noqa: E402
 from mha_haiku import commands  # noqa: E402
-from mha_haiku.commands import config_files  # noqa: E402
-from mha_haiku.core import checks  # noqa: E402
+from scripts.benchmarks.contenders import (  # noqa: E402
+    causal_models,
+    lab_ours,
+    map_statistics,
+    sizes,
+)
 
 _PACKAGES = "jax jaxlib dm-haiku optax torch torchax transformers numpy".split()
-_QUERY_GPU = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
-_SECONDS = 10  # of a measurement; rounds end earlier then
-_PART = "--one-part"  # in front of the arguments of a part's process
-_LOG_CHARACTERS = 3000  # of a failed part, in the report
-
-
-class Place(NamedTuple):
-    """Where a part writes, and whether it is a small one on the CPU."""
-
-    out: pathlib.Path
-    lines: pathlib.Path
-    is_small: bool
-
-    def write(self, **record: Any) -> None:
-        """Appends a record, which is kept even if the part is stopped later."""
-        with self.lines.open("a") as file:
-            file.write(json.dumps(record) + "\n")
-
-    def check(self, name: str, actual: Any, expected: Any, tolerance: float) -> None:
-        """Records the largest error as a share of the largest expected number."""
-        actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
-        largest = np.abs(expected).max(initial=0) or 1.0
-        if actual.shape != expected.shape:
-            error = math.inf
-        else:
-            error = float(np.abs(actual - expected).max(initial=0) / largest)
-        self.write(check=name, error=error, tolerance=tolerance)
-
-    def save(self, name: str, subject: Any, **options: Any) -> None:
-        """Saves a page, and checks that it is a whole one."""
-        path = self.out / f"{name}.html"
-        mh.show(subject, **options).save(path)
-        text = path.read_text()
-        is_whole = text.rstrip().endswith("</html>")
-        self.check(f"page {name}", is_whole, True, 0)
-
-    def measure(
-        self,
-        name: str,
-        calls: Mapping[str, Callable[[], Any]],
-        wait: Callable[[Any], Any] = jax.block_until_ready,
-    ) -> None:
-        """Times calls in turn; `wait` gets what the last one of a sample returns."""
-        rounds, least = (2, 0.0) if self.is_small else (15, 0.05)
-        repeats, failures = {}, {}
-        for contender, call in list(calls.items()):
-            try:
-                wait(call())
-                start = time.perf_counter()
-                wait(call())
-                once = max(time.perf_counter() - start, 1e-6)
-            except Exception as error:
-                failures[contender] = f"{type(error).__name__}: {error}"[:300]
-            else:
-                repeats[contender] = max(1, min(100, int(least / once)))
-        times: dict[str, list[float]] = {contender: [] for contender in repeats}
-        end = time.perf_counter() + _SECONDS
-        for taken in range(rounds):
-            if taken >= 2 and time.perf_counter() > end:
-                break
-            for contender, count in repeats.items():
-                start = time.perf_counter()
-                for _ in range(count):
-                    result = calls[contender]()
-                wait(result)
-                seconds = (time.perf_counter() - start) / count
-                times[contender].append(1000 * seconds)
-        for contender, milliseconds in times.items():
-            self.write(measure=name, contender=contender, milliseconds=milliseconds)
-        for contender, failure in failures.items():
-            self.write(measure=name, contender=contender, failed=failure)
-
-
-# --- checks ---------------------------------------------------------------------------
-
+_LIMIT = 450  # seconds of all parts together
 _B, _H, _G, _K = 2, 4, 2, 64  # examples, heads, key heads, size per head
-
-
-def _formula(query, key, value, cotangent, allowed, bias=0.0, cap=None, sink=None):
-    """Returns values, logsumexp, weights and gradients, float64."""
-    query, key, value, cotangent = (
-        np.asarray(x, np.float64) for x in (query, key, value, cotangent)
-    )
-    groups = query.shape[2] // key.shape[2]
-    repeated_key, repeated_value = (np.repeat(x, groups, 2) for x in (key, value))
-    scale = 1 / math.sqrt(query.shape[-1])
-    scores = scale * np.einsum("bthk,bshk->bhts", query, repeated_key)
-    slope = np.ones(1)
-    if cap is not None:
-        scores = cap * np.tanh(scores / cap)
-        slope = 1 - (scores / cap) ** 2
-    scores = np.where(allowed, scores + bias, -np.inf)
-    extra = -np.inf if sink is None else np.asarray(sink, np.float64)[:, None, None]
-    largest = np.maximum(scores.max(-1, keepdims=True), extra)
-    largest = np.where(np.isfinite(largest), largest, 0)
-    masses = np.exp(scores - largest)
-    total = masses.sum(-1, keepdims=True) + np.exp(extra - largest)
-    weights = masses / np.where(total > 0, total, 1)
-    with np.errstate(divide="ignore"):
-        logsumexp = (np.log(total) + largest)[..., 0]
-    values = np.einsum("bhts,bshv->bthv", weights, repeated_value)
-    slopes = np.einsum("bthv,bshv->bhts", cotangent, repeated_value)
-    mean = (weights * slopes).sum(-1, keepdims=True)
-    slopes = scale * slope * weights * (slopes - mean)
-
-    def of_groups(x):
-        return x.reshape(*x.shape[:2], -1, groups, x.shape[-1]).sum(3)
-
-    gradients = (
-        np.einsum("bhts,bshk->bthk", slopes, repeated_key),
-        of_groups(np.einsum("bhts,bthk->bshk", slopes, query)),
-        of_groups(np.einsum("bhts,bthv->bshv", weights, cotangent)),
-    )
-    return values, logsumexp, weights, gradients
-
-
-def _masks(T) -> Iterator[tuple[str, mh.masks.Mask | None, np.ndarray]]:
-    """Yields names, masks, and by pair of positions what they allow, `[B, H, T, T]`."""
-    masks, generator = mh.masks, np.random.default_rng(1)
-    t, s = np.arange(T)[:, None], np.arange(T)[None, :]
-    lengths, queries = np.array([2 * T // 3, 0]), np.array([T - 3, T])
-    ids = np.sort(generator.integers(0, 4, (_B, T)), -1)
-    per_query = generator.integers(0, T, (_B, T))
-    dense = generator.random((_B, _H, T, T)) < 0.3
-    dense[:, :, 5] = False
-    before = s < lengths[:, None, None, None]
-    yield "full", None, t >= 0
-    yield "causal", masks.causal(), s <= t
-    yield "padding", masks.padding(lengths), before
-    yield "causal & padding", masks.causal() & masks.padding(lengths), before & (s <= t)
-    yield "dense", masks.dense(dense), dense
-    yield "window", masks.window(9, 0), (s <= t) & (s >= t - 9)
-    yield "window, both sides", masks.window(9, 4), (s <= t + 4) & (s >= t - 9)
-    both = before & (t < queries[:, None, None, None])
-    yield "padding of both", masks.padding(lengths, queries), both
-    rows = s < per_query[:, None, :, None]
-    yield "lengths per query", masks.valid_lens(per_query), rows
-    yield "prefix", masks.prefix(lengths), before | (s <= t)
-    same = ids[:, None, :, None] == ids[:, None, None, :]
-    yield "segments", masks.segments(ids), same
-    yield "dilated", masks.dilated(3) & masks.causal(), ((t - s) % 3 == 0) & (s <= t)
-    near = (abs(t - s) <= 2) | (t == 7) | (s == 7)
-    yield "global", masks.window(2, 2) | masks.global_tokens([7]), near
-    yield "function", masks.where(lambda t, s: s % 4 <= t % 5), s % 4 <= t % 5
-    yield "complement", ~masks.causal(), s > t
-
-
-def _attention_cases(T):
-    """Yields names, options of `attend`, what is allowed, and terms of the formula."""
-    for name, mask, allowed in _masks(T):
-        yield name, {"mask": mask}, allowed, {}
-    generator = np.random.default_rng(2)
-    causal, allowed = mh.masks.causal(), np.tri(T, dtype=bool)
-    bias = generator.standard_normal((_B, _H, T, T)).astype(np.float32)
-    sink = generator.standard_normal(_H).astype(np.float32)
-    yield "bias", {"mask": causal, "bias": bias}, allowed, {"bias": bias}
-    capped = mh.attention.dot_product(soft_cap=2.0)
-    yield "soft cap", {"mask": causal, "score": capped}, allowed, {"cap": 2.0}
-    normalizer = mh.attention.sink(jnp.asarray(sink))
-    options = {"mask": causal, "normalizer": normalizer}
-    yield "sink", options, allowed, {"sink": sink}
-
-
 # Name: dtype, precision of products in float32, tolerance of values and gradients.
 _PRECISIONS = {
     "float32": ("float32", "highest", 1e-4),
@@ -219,101 +55,195 @@ _PRECISIONS = {
 }
 
 
-def check_attention(place: Place, implementation: str) -> None:
-    """Checks values, logsumexp and gradients under all kinds of masks."""
-    T = 32 if place.is_small else 160
-    cases = list(_attention_cases(T))[:: 7 if place.is_small else 1]
-    precisions = dict(_PRECISIONS)
-    if implementation == "fused":  # whose kernels take no float32 on GPUs
-        precisions = {"bfloat16": _PRECISIONS["bfloat16"]}
-    waiting = []
-    with concurrent.futures.ThreadPoolExecutor(4) as pool:
-        for precision, (dtype, products, tolerance) in precisions.items():
-            arrays = [x.astype(dtype) for x in _arrays(T)]
-            for name, options, allowed, terms in cases:
-                title = f"attention, {implementation}, {precision}: {name}"
-                program = jax.jit(_with_gradients(implementation, T, options))
-                try:
-                    with jax.default_matmul_precision(products):
-                        lowered = program.lower(*arrays)
-                except ValueError as error:
-                    place.write(check=title, refused=str(error)[:300])
-                    continue
-                # Compilers run together, in threads; Python's part does not.
-                compiled = pool.submit(lowered.compile)
-                expected = functools.partial(_formula, *arrays, allowed, **terms)
-                waiting.append((title, tolerance, arrays, compiled, expected))
-        for title, tolerance, arrays, compiled, expected in waiting:
-            try:
-                output, logsumexp, pulled = compiled.result()(*arrays)
-                logsumexp = np.maximum(logsumexp, -1e4)  # -inf where nothing is seen
-            except Exception as error:
-                place.write(check=title, error=math.inf, failed=str(error)[:300])
-                continue
-            values, log_sums, _, gradients = expected()
-            seen = log_sums > -np.inf
-            place.check(f"{title}, values", output, values, tolerance)
-            place.check(
-                f"{title}, logsumexp",
-                np.where(seen, logsumexp, logsumexp > -1e4),
-                np.where(seen, log_sums, 0),
-                tolerance,
-            )
-            for letter, actual, gradient in zip("qkv", pulled, gradients, strict=True):
-                place.check(f"{title}, d{letter}", actual, gradient, tolerance)
+class Report(NamedTuple):
+    """Where the process of a part writes, and whether it is a small one on the CPU."""
+
+    folder: pathlib.Path
+    name: str  # of the part
+    is_small: bool
+
+    def device(self) -> str:
+        """Returns PyTorch's name of the device."""
+        return "cpu" if self.is_small else "cuda"
+
+    def write(self, **record: Any) -> None:
+        """Appends a record, which is kept even if the part is stopped later."""
+        with (self.folder / f"{self.name}.jsonl").open("a") as file:
+            file.write(json.dumps(record) + "\n")
+
+    def check(self, name: str, actual: Any, expected: Any, tolerance: float) -> None:
+        """Records the largest error as a share of the largest expected number."""
+        actual, expected = (np.asarray(x, np.float64) for x in (actual, expected))
+        error, largest = math.inf, np.abs(expected).max(initial=0) or 1.0
+        if actual.shape == expected.shape:
+            error = float(np.abs(actual - expected).max(initial=0) / largest)
+        is_right = error <= tolerance  # which no NaN is
+        self.write(check=name, error=error, is_right=is_right)
+
+    def save(self, name: str, subject: Any) -> None:
+        """Saves a page, and checks that it is a whole one."""
+        path = self.folder / f"{name}.html"
+        mh.show(subject).save(path)
+        is_whole = path.read_text().rstrip().endswith("</html>")
+        self.check(f"page {name}", is_whole, True, 0)
+
+    def measure(self, name: str, calls: Mapping[str, Callable[[], Any]]) -> None:
+        """Times calls in turn, for at most 15 rounds or about 10 seconds."""
+        counts, times = {}, {contender: [] for contender in calls}
+        for contender, call in calls.items():
+            self._seconds(call, 1)  # compiles
+            seconds = self._seconds(call, 1)
+            least = 0 if self.is_small else 0.05
+            counts[contender] = min(100, 1 + int(least / seconds))
+        end = time.perf_counter() + 10
+        for i in range(2 if self.is_small else 15):
+            if i < 2 or time.perf_counter() < end:
+                for contender, call in calls.items():
+                    seconds = self._seconds(call, counts[contender])
+                    times[contender].append(1000 * seconds)
+        for contender, milliseconds in times.items():
+            self.write(measure=name, contender=contender, milliseconds=milliseconds)
+
+    def _seconds(self, call, count) -> float:
+        start = time.perf_counter()
+        for _ in range(count):
+            result = call()
+        jax.block_until_ready(result)
+        if "torch" in sys.modules and not self.is_small:
+            sys.modules["torch"].cuda.synchronize()
+        return (time.perf_counter() - start) / count
 
 
-def _with_gradients(implementation, T, options):
-    """Makes the function of arrays and a cotangent to all that is checked."""
-    if implementation == "blockwise":  # several tiles, the last ones cut
-        implementation = mh.attention.Blockwise(rows=T // 3, columns=T // 4)
-
-    def values(*arrays):
-        output, attention_map = mh.attend(
-            *arrays, implementation=implementation, **options
-        )
-        return output, attention_map.logsumexp
-
-    def both(query, key, value, cotangent):
-        output, pull, logsumexp = jax.vjp(values, query, key, value, has_aux=True)
-        return output, logsumexp, pull(cotangent)
-
-    return both
+# --- checks ---------------------------------------------------------------------------
 
 
-def _arrays(T, K=_K, dtype=jnp.float32):
+@jax.jit
+def _formula(query, key, value, cotangent, allowed, bias, cap, sink):
+    """Returns values, logsumexp, weights and gradients of the textbook's formula."""
+
+    def attend(query, key, value):
+        groups = query.shape[2] // key.shape[2]
+        key, value = (jnp.repeat(x, groups, 2) for x in (key, value))
+        scores = jnp.einsum("bthk,bshk->bhts", query, key) / query.shape[-1] ** 0.5
+        scores = cap * jnp.tanh(scores / cap) + bias
+        masses = jnp.where(allowed, jnp.exp(scores), 0)  # of float64: none overflows
+        total = masses.sum(-1, keepdims=True) + jnp.exp(sink[:, None, None])
+        weights = masses / jnp.where(total > 0, total, 1)
+        values = jnp.einsum("bhts,bshv->bthv", weights, value)
+        return values, (jnp.log(total)[..., 0], weights)
+
+    values, pull, aux = jax.vjp(attend, query, key, value, has_aux=True)
+    return values, *aux, pull(cotangent)
+
+
+def _expected(arrays, mask, bias=0.0, cap=1e5, sink=-np.inf) -> Any:
+    """Returns `_formula` of arrays `[B, T, H, K]`, in float64."""
+    allowed = np.asarray(mask.array(*[arrays[0].shape[1]] * 2))
+    numbers = *arrays, allowed, bias, cap, np.broadcast_to(sink, _H)
+    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
+        wide = [x if x is allowed else np.asarray(x, np.float64) for x in numbers]
+        return jax.device_get(_formula(*wide))
+
+
+def _attention_cases(T: int) -> dict[str, tuple[dict, dict]]:
+    """Returns options of `attend`, and what the formula has to know beside the mask."""
+    masks, generator = mh.masks, np.random.default_rng(1)
+    causal, lengths = masks.causal(), np.array([2 * T // 3, 0])
+    dense = generator.random((_B, _H, T, T)) < 0.3
+    dense[:, :, 5] = False  # a query that sees nothing
+    every = {
+        "full": masks.full(),
+        "causal": causal,
+        "padding": masks.padding(lengths),
+        "causal & padding": causal & masks.padding(lengths),
+        "dense": masks.dense(dense),
+        "window": masks.window(9, 0),
+        "window, both sides": masks.window(9, 4),
+        "padding of both": masks.padding(lengths, np.array([T - 3, T])),
+        "prefix": masks.prefix(lengths),
+        "segments": masks.segments(np.sort(generator.integers(0, 4, (_B, T)), -1)),
+        "dilated": masks.dilated(3) & causal,
+        "global": masks.window(2, 2) | masks.global_tokens([7]),
+        "function": masks.where(lambda t, s: s % 4 <= t % 5),
+        "complement": ~causal,
+    }
+    bias = generator.standard_normal((_B, _H, T, T)).astype(np.float32)
+    sink = generator.standard_normal(_H).astype(np.float32)
+    capped = mh.attention.dot_product(soft_cap=2.0)
+    normalizer = mh.attention.sink(jnp.asarray(sink))
+    return {name: ({"mask": mask}, {}) for name, mask in every.items()} | {
+        "bias": ({"mask": causal, "bias": bias}, {"bias": bias}),
+        "soft cap": ({"mask": causal, "score": capped}, {"cap": 2.0}),
+        "sink": ({"mask": causal, "normalizer": normalizer}, {"sink": sink}),
+    }
+
+
+def _arrays(T: int, dtype: str) -> list[jax.Array]:
     """Draws query, key, value and a cotangent."""
-    heads = (_H, _G, _G, _H)
-    return [
-        jax.random.normal(jax.random.key(i), (_B, T, count, K), dtype)
-        for i, count in enumerate(heads)
-    ]
+    keys, counts = jax.random.split(jax.random.key(0), 4), (_H, _G, _G, _H)
+    shapes = [(_B, T, count, _K) for count in counts]
+    return [jax.random.normal(*x, dtype) for x in zip(keys, shapes, strict=True)]
 
 
-def check_maps(place: Place) -> None:
+def check_attention(report: Report, name: str) -> None:
+    """Checks values, logsumexp and gradients of an implementation, under all masks."""
+    T = 32 if report.is_small else 160
+    cut = mh.attention.Blockwise(rows=T // 3, columns=T // 4)  # the last tiles are cut
+    implementation = cut if name == "blockwise" else name
+
+    def check(title, options, terms, dtype, products, tolerance):
+        def attend(*arrays):
+            values, found = mh.attend(*arrays, implementation=implementation, **options)
+            return values, found.logsumexp
+
+        def both(*arrays):
+            values, pull, logs = jax.vjp(attend, *arrays[:3], has_aux=True)
+            return values, logs, *pull(arrays[3])
+
+        arrays = _arrays(T, dtype)
+        try:
+            with jax.default_matmul_precision(products):
+                results = jax.jit(both)(*arrays)
+        except ValueError as error:
+            report.write(check=title, is_right=name == "fused", refused=str(error))
+            return
+        values, logs, _, gradients = _expected(arrays, options["mask"], **terms)
+        expected = values, np.maximum(logs, -99), *gradients  # -inf: nothing is seen
+        kinds = ("values", "logsumexp", "dq", "dk", "dv")
+        for kind, actual, right in zip(kinds, results, expected, strict=True):
+            actual = np.maximum(np.asarray(actual, np.float64), -99)
+            report.check(f"{title}, {kind}", actual, right, tolerance)
+
+    cases = list(_attention_cases(T).items())[:: 9 if report.is_small else 1]
+    precisions = dict(_PRECISIONS)
+    if name == "fused":  # whose kernels take no float32 on GPUs
+        precisions = {"bfloat16": precisions["bfloat16"]}
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:  # compilers run together
+        waiting = [
+            pool.submit(check, f"{name}, {title}: {case}", *options, *precision)
+            for case, options in cases
+            for title, precision in precisions.items()
+        ]
+    for each in waiting:
+        each.result()
+
+
+def check_maps(report: Report) -> None:
     """Checks maps and their statistics; saves the page of a map."""
-    T = 48 if place.is_small else 1500
-    lengths = np.array([2 * T // 3, T])
-    mask = mh.masks.causal() & mh.masks.padding(lengths)
-    allowed = np.tri(T, dtype=bool) & (np.arange(T) < lengths[:, None, None, None])
-    for precision, (dtype, products, tolerance) in _PRECISIONS.items():
-        arrays = [x.astype(dtype) for x in _arrays(T)]
-        weights = _formula(*arrays, allowed)[2]
+    T = 48 if report.is_small else 1024
+    mask = mh.masks.causal() & mh.masks.padding(np.array([2 * T // 3, T]))
+    distance = abs(np.arange(T)[:, None] - np.arange(T))
 
-        def observed(query, key, value):
-            attention_map = mh.attend(query, key, value, mask=mask)[1]
-            top = attention_map.top(3)
-            numbers = attention_map.statistics(pooled=(8, 8))
-            return attention_map, attention_map.weights(), top.weights, numbers
+    @jax.jit
+    def observed(query, key, value):
+        attention_map = mh.attend(query, key, value, mask=mask)[1]
+        return attention_map, attention_map.weights(), attention_map.statistics()
 
+    for title, (dtype, products, tolerance) in _PRECISIONS.items():
+        arrays = _arrays(T, dtype)
+        weights = _expected(arrays, mask)[2]
         with jax.default_matmul_precision(products):
-            attention_map, actual, top, numbers = jax.jit(observed)(*arrays[:3])
-        title = f"maps, {precision}"
-        place.check(f"{title}: weights", actual, weights, tolerance)
-        place.check(f"{title}: rows", actual.sum(-1), weights.sum(-1), tolerance)
-        largest = np.sort(weights, -1)[..., :-4:-1]
-        place.check(f"{title}: three largest", top, largest, tolerance)
-        distance = abs(np.arange(T)[:, None] - np.arange(T))
+            attention_map, actual, numbers = observed(*arrays[:3])
         logs = np.log(np.where(weights > 0, weights, 1))
         expected = {
             "entropy": -(weights * logs).sum(-1).mean(-1),
@@ -322,460 +252,279 @@ def check_maps(place: Place) -> None:
             "first_position": weights[..., 0].mean(-1),
             "received": weights.sum(-2),
         }
-        for name, numbers_expected in expected.items():
-            number = getattr(numbers, name)
-            place.check(f"{title}: {name}", number, numbers_expected, tolerance)
-        if precision == "float32":
-            place.save("map", attention_map)
+        report.check(f"maps, {title}: weights", actual, weights, tolerance)
+        for name, right in expected.items():
+            actual = getattr(numbers, name)
+            report.check(f"maps, {title}: {name}", actual, right, tolerance)
+        if title == "float32":
+            report.save("map", attention_map)
 
 
-def check_run(place: Place) -> None:
+def check_run(report: Report) -> None:
     """Trains configs/reverse.py; checks what it learned, and saves its page."""
-    config = config_files.load(str(_REPOSITORY / "configs/reverse.py"))
     with tempfile.TemporaryDirectory() as folder:
-        steps = 20 if place.is_small else None
-        subject = mh.train(config, folder, steps=steps)
+        steps = 20 if report.is_small else None
+        subject = mh.train(mh.runs.default_config("reverse"), folder, steps=steps)
         summary = json.loads((pathlib.Path(folder) / "summary.json").read_text())
-        place.write(note="a run of reverse", summary=summary)
+        loss = summary["metrics"]["held_out_loss"]
+        report.check("reverse: loss", loss, 0, 5.0 if report.is_small else 0.01)
         weights = subject.maps("3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3")[0].weights()
         diagonal = np.asarray(weights)[..., ::-1].diagonal(0, -2, -1).mean()
-        loss = summary["metrics"]["held_out_loss"]
-        if place.is_small:
-            place.check("reverse: loss is finite", math.isfinite(loss), True, 0)
-        else:
-            place.check("reverse: held-out loss", loss, 0.0, 0.01)
-            place.check("reverse: weights of the antidiagonal", diagonal, 1.0, 0.1)
-        place.save("run", folder)
+        report.check("reverse: looks back", diagonal, 1, 1 if report.is_small else 0.1)
+        report.save("run", folder)
 
 
-def check_torch(place: Place) -> None:
+def check_torch(report: Report) -> None:
     """Checks a wrapped GPT-2 of transformers, whose parameters are on the GPU."""
     import torch
 
-    from scripts.benchmarks.contenders import causal_models
-
-    size, device = "tiny", "cpu" if place.is_small else "cuda"
     torch.backends.cuda.matmul.allow_tf32 = False
-    module = causal_models.of_transformers(size).to(device)
+    module = causal_models.of_transformers("tiny").to(report.device())
     module.set_attn_implementation("eager")
-    tokens = causal_models.tokens(size, 2, 48)
+    tokens = causal_models.tokens("tiny", 2, 48)
     with torch.inference_mode():
-        ids = torch.tensor(tokens, device=device, dtype=torch.long)
+        ids = torch.tensor(tokens, device=report.device(), dtype=torch.long)
         theirs = module(ids, output_attentions=True)
-    logits, attentions = (
-        np.stack([each.float().cpu().numpy() for each in x])
-        for x in ([theirs.logits], theirs.attentions)
-    )
+    logits = theirs.logits.float().cpu().numpy()
     with jax.default_matmul_precision("highest"):
         subject = mh.wrap(module, examples=[tokens])
-        place.check("torch: logits", subject.logits(tokens), logits[0], 1e-4)
-        maps = subject.maps(tokens)
-        ours = [np.asarray(maps[i].weights()) for i in range(len(attentions))]
-        place.check("torch: weights of all layers", np.stack(ours), attentions, 1e-4)
-        without = subject.ablated((0, 1)).logits(tokens)
-    changed = float(np.abs(np.asarray(without) - logits[0]).max())
-    place.check("torch: ablation changes logits", 1e-4 < changed < np.inf, True, 0)
-    where = next(module.parameters()).device.type
-    place.check("torch: the module stays there", where == device, True, 0)
-    place.save("torch", maps)
+        maps, without = subject.maps(tokens), subject.ablated((0, 1)).logits(tokens)
+        report.check("torch: logits", subject.logits(tokens), logits, 1e-4)
+    for i, weights in enumerate(theirs.attentions):
+        weights = weights.float().cpu().numpy()
+        report.check(f"torch: weights of layer {i}", maps[i].weights(), weights, 1e-4)
+    changed = float(np.abs(np.asarray(without) - logits).max())
+    report.check("torch: ablation changes logits", 1e-4 < changed < np.inf, True, 0)
+    report.save("torch", maps)
 
 
 # --- measurements ---------------------------------------------------------------------
 
 
-def _attention_sizes(place):
-    """Yields titles, shapes `[B, T, H, K]`, dtypes and whether with the gradient."""
-    shapes = {2048: (16, 2048, 16, 64), 8192: (1, 8192, 16, 64)}
-    for length, shape in shapes.items():
-        for dtype in ("bfloat16", "float32"):
-            for with_gradient in (False, True):
-                direction = "forward and backward" if with_gradient else "forward"
-                if place.is_small:
-                    shape = (1, length // 64, 2, 16)
-                title = f"{shape[0]} x {shape[2]} heads, {length}, causal, {dtype}"
-                yield f"{title}, {direction}", shape, dtype, with_gradient
+def measure_attention(report: Report, length: int) -> None:
+    """Measures attention next to JAX's and PyTorch's, whose float32 is TF32 here."""
+    import torch
 
-
-def measure_attention(place: Place) -> None:
-    """Measures attention next to JAX's, which compiles while others do."""
+    torch.backends.cuda.matmul.allow_tf32 = True
     theirs = functools.partial(jax.nn.dot_product_attention, is_causal=True)
-    mask = mh.masks.causal()
-    contenders: dict[str, Callable] = {
-        "mha_haiku": lambda *x: mh.attend(*x, mask=mask)[0],
-        "mha_haiku, blockwise": lambda *x: mh.attend(
-            *x, mask=mask, implementation="blockwise"
-        )[0],
+
+    def ours(*arrays, implementation="auto"):
+        options = {"mask": mh.masks.causal(), "implementation": implementation}
+        return mh.attend(*arrays, **options)[0]
+
+    def of_torch(*arrays):
+        return torch.nn.functional.scaled_dot_product_attention(*arrays, is_causal=True)
+
+    def of_torch_with_gradient(tensors, grad):
+        torch.autograd.grad(of_torch(*tensors), tensors, grad)
+
+    contenders = {
+        "mha_haiku": ours,
+        "mha_haiku, blockwise": functools.partial(ours, implementation="blockwise"),
         "jax.nn, XLA": functools.partial(theirs, implementation="xla"),
         "jax.nn, cuDNN": functools.partial(theirs, implementation="cudnn"),
     }
-    for title, shape, dtype, with_gradient in _attention_sizes(place):
-        arrays = [
-            jax.random.normal(jax.random.key(i), shape, dtype)
-            for i in range(3 + with_gradient)
-        ]
-
-        def compiled(function, arrays=arrays, with_gradient=with_gradient):
-            def both(query, key, value, cotangent):
-                output, pull = jax.vjp(function, query, key, value)
-                return output, pull(cotangent)
-
-            program = jax.jit(both if with_gradient else function)
-            return program.lower(*arrays).compile()
-
-        with concurrent.futures.ThreadPoolExecutor(4) as pool:
-            waiting = {
-                name: pool.submit(compiled, function)
-                for name, function in contenders.items()
-                if dtype == "bfloat16" or name != "jax.nn, cuDNN"
-            }
-
-        def called(program, arrays=arrays):
-            # `result` raises here what the compiler refused, and `measure` records it.
-            return program.result()(*arrays)
-
-        place.measure(
-            title,
-            {name: functools.partial(called, each) for name, each in waiting.items()},
-        )
+    B = 16 if length == 2048 and not report.is_small else 1
+    T, H, K = (length // 64, 2, 16) if report.is_small else (length, 16, 64)
+    for dtype in ("bfloat16", "float32"):
+        keys = jax.random.split(jax.random.key(0), 4)
+        *inputs, cotangent = (jax.random.normal(x, (B, T, H, K), dtype) for x in keys)
+        options = {"device": report.device(), "dtype": getattr(torch, dtype)}
+        *tensors, grad = (torch.randn(B, H, T, K, **options) for _ in range(4))
+        tensors = [x.requires_grad_() for x in tensors]
+        forward, both = {}, {}
+        for name, function in contenders.items():
+            if name != "jax.nn, cuDNN" or (not report.is_small and dtype == "bfloat16"):
+                gradient = jax.jit(functools.partial(_with_gradient, function))
+                forward[name] = functools.partial(jax.jit(function), *inputs)
+                both[name] = functools.partial(gradient, cotangent, *inputs)
+        forward["PyTorch"] = functools.partial(torch.no_grad()(of_torch), *tensors)
+        both["PyTorch"] = functools.partial(of_torch_with_gradient, tensors, grad)
+        title = f"{B} x {H} heads, {T}, causal, {dtype}, forward"
+        report.measure(title, forward)
+        report.measure(f"{title} and backward", both)
 
 
-def measure_torch_attention(place: Place) -> None:
-    """Measures PyTorch's attention; float32 products as JAX does them, in TF32."""
-    import torch
-
-    device = "cpu" if place.is_small else "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = True
-    attend = torch.nn.functional.scaled_dot_product_attention
-    for title, (B, T, H, K), dtype, with_gradient in _attention_sizes(place):
-        arrays = [
-            torch.randn(B, H, T, K, device=device, dtype=getattr(torch, dtype))
-            for _ in range(4)
-        ]
-        inputs = [x.requires_grad_(with_gradient) for x in arrays[:3]]
-
-        def call(inputs=inputs, cotangent=arrays[3], with_gradient=with_gradient):
-            output = attend(*inputs, is_causal=True)
-            if with_gradient:
-                torch.autograd.grad(output, inputs, cotangent)
-
-        place.measure(title, {"PyTorch": call}, _torch_wait(device))
+def _with_gradient(function, cotangent, *arrays):
+    values, pull = jax.vjp(function, *arrays)
+    return values, pull(cotangent)
 
 
-def measure_statistics(place: Place) -> None:
-    """Measures statistics next to the forward pass alone and to whole weights."""
-    from scripts.benchmarks.contenders import map_statistics, sizes
-
+def measure_statistics(report: Report) -> None:
+    """Measures statistics next to the forward pass alone."""
     uses = {"statistics": "with all statistics", "forward": "forward alone"}
-    for length in (2048, 32768):
-        core = sizes.CoreSize(length // (64 if place.is_small else 1), 8)
-        if length == 2048:
-            uses = uses | {"materialized": "all from whole weights"}
-        else:
-            uses.pop("materialized", None)
-        title = f"8 heads, {length}, causal, float32, statistics"
-        programs = {
-            name: map_statistics.prepare(use, 1, core._asdict()).run
-            for use, name in uses.items()
+    for length in (512, 1024) if report.is_small else (2048, 32768):
+        core = sizes.CoreSize(length, 8)._asdict()
+        calls = {
+            name: map_statistics.prepare(use, 1, core).run for use, name in uses.items()
         }
-        place.measure(title, programs)
+        report.measure(f"8 heads, {length}, causal, float32, statistics", calls)
 
 
-def measure_training(place: Place) -> None:
-    """Measures training steps: a small model next to Haiku's, and GPT-2's size."""
-    import optax
-
-    from scripts.benchmarks.contenders import causal_models, ours, plain_haiku
-
-    case, steps = ("reverse", 4) if place.is_small else ("length_64", 100)
-    programs = {
-        "mha_haiku": ours.prepare(case, steps),
-        "Haiku and optax": plain_haiku.prepare(case, steps),
-    }
-
-    def run(program):
-        program.reset()
-        program.run()
-
-    title = f"{steps} training steps of 2 layers, width 128, 64 tokens"
-    place.measure(title, {k: functools.partial(run, v) for k, v in programs.items()})
-
-    title, size, tokens = _gpt2_batch(place)
-    model, params = causal_models.ours(size)
-    optimizer = optax.adamw(1e-4)
-
-    def loss_of(params, tokens):
-        logits = model.apply(params, None, tokens, is_training=False).logits
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits[:, :-1], tokens[:, 1:]
-        )
-        return losses.mean()
-
-    @functools.partial(jax.jit, donate_argnums=(0, 1))
-    def step(params, state, tokens):
-        loss, gradient = jax.value_and_grad(loss_of)(params, tokens)
-        updates, state = optimizer.update(gradient, state, params)
-        return optax.apply_updates(params, updates), state, loss
-
-    carry = params, jax.jit(optimizer.init)(params)
-
-    def call():
-        nonlocal carry
-        *carry, loss = step(*carry, tokens)
-        return loss
-
-    place.measure(title, {"mha_haiku": call})
-
-
-def _gpt2_batch(place):
-    """Returns a title, a size of `causal_models.SIZES` and tokens."""
-    from scripts.benchmarks.contenders import causal_models
-
-    size, batch, length = ("tiny", 2, 16) if place.is_small else ("whole", 8, 1024)
-    title = f"a training step of GPT-2 small, {batch} x {length} tokens, float32"
-    return title, size, causal_models.tokens(size, batch, length)
-
-
-def measure_torch_training(place: Place) -> None:
-    """Measures a training step of transformers' GPT-2 with fused AdamW, in TF32."""
-    import torch
-
-    from scripts.benchmarks.contenders import causal_models
-
-    title, size, tokens = _gpt2_batch(place)
-    device = "cpu" if place.is_small else "cuda"
-    torch.backends.cuda.matmul.allow_tf32 = True
-    model = causal_models.of_transformers(size).to(device)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
-    ids = torch.tensor(tokens, device=device, dtype=torch.long)
-
-    def call():
-        optimizer.zero_grad()
-        loss = model(ids, labels=ids, use_cache=False).loss
-        loss.backward()
-        optimizer.step()
-
-    place.measure(title, {"PyTorch": call}, _torch_wait(device))
-
-
-def _torch_wait(device):
-    """Makes a function that waits for a GPU; on the CPU calls have ended already."""
-    import torch
-
-    return lambda _: torch.cuda.synchronize() if device == "cuda" else None
-
-
-def measure_ablations(place: Place) -> None:
+def measure_ablations(report: Report) -> None:
     """Measures ablations of all heads of GPT-2's size; saves their page."""
-    from scripts.benchmarks.contenders import causal_models, lab_ours
-
-    size, batch, length = ("tiny", 2, 16) if place.is_small else ("whole", 8, 64)
+    size, batch, length = ("tiny", 2, 16) if report.is_small else ("whole", 8, 64)
     count = causal_models.SIZES[size].num_heads
-    model, params = causal_models.ours(size)
-    tokens = causal_models.tokens(size, batch, length)
-    ones = np.ones(tokens.shape, np.float32)
-    example = mh.tasks.Example(tokens, np.roll(tokens, -1, 1), ones)
-    of = mh.heads.Measured(model, mh.heads.metrics.loss, params, [example])
+    of = lab_ours.measured(size, batch, length)
     forward = lab_ours.prepare("forward", size, batch, length, calls=count)
-    title = f"GPT-2 small, {batch} x {length} tokens, float32"
     calls = {
         f"{count} single ablations": lambda: mh.heads.ablation(of),
         f"{count} forward passes": forward.run,
     }
-    place.measure(title, calls)
-    place.save("importance", mh.heads.ablation(of))
+    report.measure(f"{_NAMES[size]}, {batch} x {length} tokens, float32", calls)
+    report.save("importance", mh.heads.ablation(of))
+
+
+_NAMES = {"tiny": "a model of 2 layers, width 24", "whole": "GPT-2 small"}
+
+
+def measure_training(report: Report) -> None:
+    """Measures a training step of GPT-2's size next to transformers', in TF32."""
+    import optax
+    import torch
+
+    size, batch, length = ("tiny", 2, 16) if report.is_small else ("whole", 8, 1024)
+    tokens = causal_models.tokens(size, batch, length)
+    model, params = causal_models.ours(size)
+    adam = optax.adamw(1e-4)
+
+    def loss_of(params):
+        logits = model.apply(params, None, tokens, is_training=False).logits[:, :-1]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return losses.mean()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state):
+        updates, state = adam.update(jax.grad(loss_of)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    carry = params, adam.init(params)
+
+    def ours():
+        nonlocal carry
+        carry = step(*carry)
+        return carry
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    network = causal_models.of_transformers(size).to(report.device())
+    fused = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    ids = torch.tensor(tokens, device=report.device(), dtype=torch.long)
+
+    def theirs():
+        fused.zero_grad()
+        network(ids, labels=ids, use_cache=False).loss.backward()
+        fused.step()
+
+    title = f"a training step of {_NAMES[size]}, {batch} x {length} tokens, float32"
+    report.measure(title, {"mha_haiku": ours, "PyTorch": theirs})
 
 
 # --- the run --------------------------------------------------------------------------
 
-
-class Part(NamedTuple):
-    """A process of the run."""
-
-    run: Callable[[Place], None]
-    limit: float  # seconds
-
-
-_CHECKS = {
-    f"attention_{name}": Part(
-        functools.partial(check_attention, implementation=name), 150
-    )
-    for name in ("dense", "formula", "blockwise", "fused", "auto")
+# Name: function of a report, and its limit in seconds; checks come first.
+_PARTS: dict[str, tuple[Callable[[Report], None], float]] = {
+    f"attention_{x}": (functools.partial(check_attention, name=x), 180)
+    for x in ("dense", "formula", "blockwise", "fused", "auto")
 } | {
-    "maps": Part(check_maps, 120),
-    "run": Part(check_run, 120),
-    "torch": Part(check_torch, 150),
+    "maps": (check_maps, 240),
+    "run": (check_run, 150),
+    "torch": (check_torch, 150),
+    "measure_2048": (functools.partial(measure_attention, length=2048), 100),
+    "measure_8192": (functools.partial(measure_attention, length=8192), 100),
+    "measure_statistics": (measure_statistics, 60),
+    "measure_ablations": (measure_ablations, 80),
+    "measure_training": (measure_training, 80),
 }
-_MEASUREMENTS = {
-    "measure_attention": Part(measure_attention, 120),
-    "measure_torch_attention": Part(measure_torch_attention, 45),
-    "measure_statistics": Part(measure_statistics, 60),
-    "measure_ablations": Part(measure_ablations, 80),
-    "measure_training": Part(measure_training, 80),
-    "measure_torch_training": Part(measure_torch_training, 45),
-}
-_PARTS = _CHECKS | _MEASUREMENTS
 
 
-def main(*, out: str, cpu: bool = False, limit: int = 420, parts: str = "") -> int:
+def main(*, out: str, cpu: bool = False) -> int:
     """Runs all parts, and writes the report.
 
     Args:
       out: Folder of the report and the pages.
       cpu: Run everything in small on a CPU.
-      limit: Seconds for all parts together.
-      parts: Names of parts, with commas between; all if left out.
     """
-    names = parts.split(",") if parts else list(_PARTS)
-    with checks.user_mistakes():
-        for name in names:
-            checks.choice("--parts", name, _PARTS)
-    folder, end = pathlib.Path(out).resolve(), time.monotonic() + limit
+    folder, end = pathlib.Path(out).resolve(), time.monotonic() + _LIMIT
     folder.mkdir(parents=True, exist_ok=True)
+    there = {x.name: x.version for x in importlib.metadata.distributions()}
+    versions = {name: there[name] for name in _PACKAGES if name in there}
     run = functools.partial(_run, folder=folder, is_small=cpu, end=end)
-    workers = min(len(_CHECKS), os.cpu_count() or 1)
-    outcomes, versions = [], _versions()
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
-        together = pool.map(run, [name for name in names if name in _CHECKS])
-        alone = (run(name) for name in names if name in _MEASUREMENTS)
-        for outcome in itertools.chain(together, alone):
-            outcomes.append(outcome)
-            is_right = _report(folder, versions, outcomes)  # as far as it is
+    parts, measurements = [], [x for x in _PARTS if x.startswith("measure")]
+    checks = [x for x in _PARTS if x not in measurements]
+    with concurrent.futures.ThreadPoolExecutor(os.cpu_count()) as pool:
+        for part in itertools.chain(pool.map(run, checks), map(run, measurements)):
+            parts.append(part)  # written as far as it is, in case the run is stopped
+            text = json.dumps({"versions": versions, "parts": parts}, indent=1)
+            (folder / "on_gpu.json").write_text(text)
+            (folder / "on_gpu.md").write_text(_summary(versions, parts))
     print((folder / "on_gpu.md").read_text())
-    return 0 if is_right else 1
-
-
-def _report(folder, versions, outcomes) -> bool:
-    """Writes both reports, and returns whether all is right."""
-    records = [record for outcome in outcomes for record in outcome["records"]]
-    parts = [{k: v for k, v in o.items() if k != "records"} for o in outcomes]
-    failed = [r for r in records if "check" in r and not _is_right(r)]
-    report = {"versions": versions, "parts": parts, "records": records}
-    (folder / "on_gpu.json").write_text(json.dumps(report, indent=1))
-    summary = _summary(versions, parts, records, failed)
-    (folder / "on_gpu.md").write_text(summary)
-    return not failed and all(part["ended"] == "done" for part in parts)
+    return int(any("failed" in _outcome(part) for part in parts))
 
 
 def _run(name: str, folder: pathlib.Path, is_small: bool, end: float) -> dict[str, Any]:
     """Runs a part in a process, and returns how it ended and what it recorded."""
     start = time.monotonic()
-    seconds = min(_PARTS[name].limit, end - start)
+    seconds = max(0.0, min(_PARTS[name][1], end - start))
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
     if is_small:
         environment |= {"JAX_PLATFORMS": "cpu", "CUDA_VISIBLE_DEVICES": ""}
-    with tempfile.TemporaryDirectory() as scratch:
-        lines, log = pathlib.Path(scratch, "records"), pathlib.Path(scratch, "log")
-        lines.touch()
-        call = [
-            sys.executable,
-            __file__,
-            _PART,
-            name,
-            folder,
-            lines,
-            str(int(is_small)),
-        ]
-        with log.open("w") as told:
-            process = subprocess.Popen(
-                call,
-                env=environment,
-                cwd=_REPOSITORY,
-                stdin=subprocess.DEVNULL,
-                stdout=told,
-                stderr=told,
-                start_new_session=True,
-            )
-            try:
-                status = process.wait(max(seconds, 0))
-                ended = "done" if status == 0 else f"exit status {status}"
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
-                process.wait()
-                ended = f"stopped after {seconds:.0f} s"
-        records = [json.loads(line) for line in lines.read_text().splitlines()]
-        outcome = {"part": name, "ended": ended, "seconds": time.monotonic() - start}
-        if ended != "done":
-            outcome["log"] = log.read_text(errors="replace")[-_LOG_CHARACTERS:]
-    print(f"{name}: {ended}, {outcome['seconds']:.0f} s", flush=True)
-    return outcome | {"records": records}
+    (path := folder / f"{name}.jsonl").write_text("")
+    call = f"from scripts import on_gpu; on_gpu.run_part({str(folder)!r}, {name!r}, "
+    command = [sys.executable, "-c", f"{call}{is_small})"]
+    options = {"cwd": _REPOSITORY, "env": environment, "timeout": seconds}
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, **options)
+        ended = f"failed: {done.stderr[-3000:]}" if done.returncode else "done"
+    except subprocess.TimeoutExpired:
+        ended = f"failed: stopped after {seconds:.0f} s"
+    records = [json.loads(line) for line in path.read_text().splitlines()]
+    path.unlink()
+    print(f"{name}: {ended}, {time.monotonic() - start:.0f} s", flush=True)
+    return {"part": name, "ended": ended, "records": records}
 
 
-def _run_part(name: str, folder: str, lines: str, is_small: str) -> None:
-    """Is what the process of a part does."""
-    place = Place(pathlib.Path(folder), pathlib.Path(lines), bool(int(is_small)))
-    if not place.is_small and jax.default_backend() == "cpu":
+def run_part(folder: str, name: str, is_small: bool) -> None:
+    """Runs a part in this process, which has no other task."""
+    if not is_small and jax.default_backend() == "cpu":
         sys.exit("JAX found no GPU; --cpu runs everything in small on a CPU.")
-    _PARTS[name].run(place)
+    report = Report(pathlib.Path(folder), name, is_small)
+    report.write(device=jax.devices()[0].device_kind)
+    _PARTS[name][0](report)
 
 
-def _versions() -> dict[str, str]:
-    versions = {"python": platform.python_version()}
-    for package in _PACKAGES:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            versions[package] = importlib.metadata.version(package)
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        told = subprocess.run(_QUERY_GPU, capture_output=True, text=True, timeout=20)
-        versions["GPU"] = told.stdout.strip() or "none"
-    return versions
+def _outcome(part: dict[str, Any]) -> str:
+    wrong = [r["check"] for r in part["records"] if not r.get("is_right", True)]
+    count = sum("check" in r for r in part["records"])
+    failed = f"; failed: {', '.join(wrong)}" if wrong else ""
+    return f"{part['part']}: {part['ended']}, {count} checks{failed}"
 
 
-def _is_right(record: dict[str, Any]) -> bool:
-    return "refused" in record or record["error"] <= record["tolerance"]
-
-
-def _summary(versions, outcomes, records, failed) -> str:
+def _summary(versions: dict[str, str], parts: list[dict[str, Any]]) -> str:
     """Returns the report as Markdown: what failed, and a table of times."""
-    done = [r for r in records if "check" in r]
-    refused = [r for r in done if "refused" in r]
-    lines = [
-        ", ".join(f"{name} {version}" for name, version in versions.items()) + ".",
-        "",
-        f"{len(done)} checks: {len(failed)} failed, {len(refused)} were refused.",
-        "",
-    ]
-    for r in failed:
-        told = r.get("failed", f"error {r['error']:.2g} above {r['tolerance']:g}")
-        lines.append(f"- failed: {r['check']}: {told}")
-    lines += [f"- refused: {r['check']}: {r['refused']}" for r in refused]
-    lines += [
-        f"- {o['part']}: {o['ended']}\n\n```\n{o['log']}\n```\n"
-        for o in outcomes
-        if o["ended"] != "done"
-    ]
-    measured: dict[str, dict[str, dict]] = {}
-    for r in records:
-        if "measure" in r:
-            measured.setdefault(r["measure"], {})[r["contender"]] = r
-    lines += ["", "| case | | compared with | ratio of times |", "|---|---|---|---|"]
-    for title, contenders in measured.items():
-        (name, first), *others = contenders.items()
-        ours = f"{name}: {_time(first)}"
-        rows = [(f"{name}: {_time(other)}", other) for name, other in others]
-        for told, other in rows or [("", {})]:
-            lines.append(f"| {title} | {ours} | {told} | {_ratio(first, other)} |")
+    records = [record for part in parts for record in part["records"]]
+    device = " ".join({r["device"] for r in records if "device" in r})
+    lines = [f"{device}, {', '.join(map(' '.join, versions.items()))}.", ""]
+    lines += [f"- {_outcome(part)}" for part in parts]
+    refused = [r["check"].split(": ")[1] for r in records if "refused" in r]
+    lines += [f'- "fused" refuses: {", ".join(refused)}', ""]
+    lines += ["| case | | compared with | ratio of times |", "|---|---|---|---|"]
+    first: dict[str, Any] = {}
+    for record in (r for r in records if "measure" in r):
+        title, other = record["measure"], record["milliseconds"]
+        said = f"{record['contender']}: {statistics.median(other):.3g} ms"
+        if title not in first:
+            first[title] = record["milliseconds"], said
+            continue
+        ours, called = first[title]
+        ratios = [x / y for x, y in zip(ours, other, strict=True)]  # of a round
+        low, middle, high = statistics.quantiles(ratios, n=4)
+        ratio = f"{middle:.2f} [{low:.2f}, {high:.2f}]"
+        lines.append(f"| {title} | {called} | {said} | {ratio} |")
     return "\n".join(lines) + "\n"
-
-
-def _time(record: dict[str, Any]) -> str:
-    if "failed" in record:
-        return record["failed"].partition("\n")[0][:80].replace("|", "/")
-    return f"{statistics.median(record['milliseconds']):.3g} ms"
-
-
-def _ratio(first: dict[str, Any], other: dict[str, Any]) -> str:
-    """Returns the median ratio and its quartiles; samples are paired by round."""
-    if not ("milliseconds" in first and "milliseconds" in other):
-        return ""
-    pairs = zip(first["milliseconds"], other["milliseconds"], strict=False)
-    low, middle, high = statistics.quantiles((a / b for a, b in pairs), n=4)
-    return f"{middle:.2f} [{low:.2f}, {high:.2f}]"
 
 
 # Takes argv; returns the exit status.
 run = commands.program(main, __doc__)
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == [_PART]:
-        _run_part(*sys.argv[2:])
-    else:
-        sys.exit(run(sys.argv))
+    sys.exit(run(sys.argv))

@@ -19,14 +19,12 @@ intervals, we report:
 
 Controls are a random order, a random circuit of the same size in each layer, and,
 instead of corrupted inputs, others that have the same answers where the metric counts.
-Roles are tested in the same way. Last, one model is trained while half of its heads are
-ablated, and so are dead: their rows of the output map are zero.
+Roles are tested in the same way.
 
 A model that is in the file of `--results` is not measured again. Two commands at a
 time, each with some of the `--kinds`, can share the file.
 """
 
-import argparse
 import functools
 import json
 import operator
@@ -45,14 +43,11 @@ import numpy as np
 import scipy.stats
 import tqdm
 
-from configs import reverse
-from mha_haiku import devices, heads, models, rasp
-from mha_haiku.core import sites
+from mha_haiku import commands, heads, rasp
+from mha_haiku.core import checks, sites
 from mha_haiku.lab.heads import clean_runs as edited_runs
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects.subject import Subject
-from mha_haiku.training import optimizers, stepping, tasks
-from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training import tasks
 
 Place = tuple[int, int]
 Edge = tuple[Place, Place, str]  # sender, receiver, kind; as in `heads.Edges`
@@ -79,7 +74,6 @@ PROGRAMS = (
 _NOISES = (1e-2, 1e-3, 1e-4)
 _EXAMPLES, _POOL = 32, 512
 _EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
-_DEAD_STEPS = 300
 _CHANCE = "random order"
 # Measured once more with inputs that have the same answers.
 _CONTROLLED = ("activation patching", "path patching")
@@ -96,37 +90,36 @@ class Known(NamedTuple):
     same: tuple[heads.Measured, list[tasks.Example]]
 
 
-def main(given: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--seeds", type=int, default=3, help="of each program and kind")
-    for name, every in (("programs", PROGRAMS), ("kinds", rasp.KINDS)):
-        parser.add_argument(
-            f"--{name}", default=",".join(every), help="names with commas between them"
-        )
-    parser.add_argument("--results", type=pathlib.Path, help="a file of JSON lines")
-    parser.add_argument(
-        "--dead_heads", action="store_true", help="also train a model with dead heads"
-    )
-    flags = parser.parse_args(given)
-    if flags.seeds < 1:
-        parser.error(f"--seeds must be at least 1, got {flags.seeds}")
-    names = flags.programs.split(",")
-    for name, every in (("programs", rasp.PROGRAMS), ("kinds", rasp.KINDS)):
-        unknown = set(getattr(flags, name).split(",")) - set(every)
-        if unknown:
-            parser.error(
-                f"--{name} must be among {', '.join(every)}, got {min(unknown)}"
-            )
-    records = _resumed(flags.results)
+def main(
+    *,
+    programs: str = ",".join(PROGRAMS),
+    kinds: str = ",".join(rasp.KINDS),
+    seeds: int = 3,
+    results: str = "",
+) -> None:
+    """Scores, and prints the tables.
+
+    Args:
+      programs: Names of programs, with commas between.
+      kinds: Names of kinds of models, with commas between.
+      seeds: Models of each program and kind.
+      results: A file of JSON lines, one for each model.
+    """
+    with checks.user_mistakes():
+        checks.positive_integer("--seeds", seeds)
+        for flag, names, every in (
+            ("--programs", programs, rasp.PROGRAMS),
+            ("--kinds", kinds, rasp.KINDS),
+        ):
+            for name in names.split(","):
+                checks.choice(flag, name, every)
+    path, records = pathlib.Path(results), []
+    if results and path.exists():
+        records = [json.loads(line) for line in path.read_text().splitlines()]
     done = {(each["kind"], each["program"], each["seed"]) for each in records}
-    wanted = [
-        each
-        for each in _models(flags.kinds.split(","), names, flags.seeds)
-        if (each[0], each[1].name, each[3]) not in done
-    ]
-    bar = tqdm.tqdm(wanted, unit="model")
+    models = _models(kinds.split(","), programs.split(","), seeds)
+    models = [x for x in models if (x[0], x[1].name, x[3]) not in done]
+    bar = tqdm.tqdm(models, unit="model")
     for kind, program, sizes, seed in bar:
         try:
             known = known_model(kind, program, sizes, seed)
@@ -135,23 +128,11 @@ def main(given: list[str] | None = None) -> None:
             continue
         record = {"kind": kind, "program": program.name, "seed": seed}
         records.append(record | measured(known))
-        if flags.results is not None:
-            with flags.results.open("a") as file:
+        if results:
+            with path.open("a") as file:
                 file.write(json.dumps(records[-1]) + "\n")
-        bar.write(f"{kind} {program.name} {seed}: " + _said(records[-1]))
     if records:
         print_tables(records)
-    if flags.dead_heads:
-        subject, is_alive = _with_dead_heads()
-        for key, measure in MEASURES.items():
-            found = rasp.auroc(measure(subject).mean, is_alive)
-            print(f"trained, dead heads, {key}: {found:.2f}")
-
-
-def _resumed(path) -> list[dict]:
-    if path is None or not path.exists():
-        return []
-    return [json.loads(line) for line in path.read_text().splitlines()]
 
 
 def _models(kinds, names, seeds) -> list[tuple]:
@@ -492,15 +473,6 @@ def _roles(known) -> dict:
     return result
 
 
-def _said(record) -> str:
-    parts = [f"{record['seconds']:.0f} s"]
-    for of in ("heads", "edges"):
-        for name, own in record[of].items():
-            if "auroc" in own:
-                parts.append(f"{name} {own['auroc']:.2f}")
-    return ", ".join(parts)
-
-
 def print_tables(records: list[dict]) -> None:
     """Prints, as Markdown, the scores of each method on each kind."""
     kinds = list(dict.fromkeys(record["kind"] for record in records))
@@ -509,63 +481,60 @@ def print_tables(records: list[dict]) -> None:
     }
     counts = ", ".join(f"{kind} {len(own)}" for kind, own in records_of.items())
     print(f"\nModels: {counts}.")
-    wanted = (
+    for of, score in (
         *(("heads", score) for score in ("auroc", "cpr", "cmd")),
         *(("edges", score) for score in ("auroc", "auroc to logits", "cpr", "cmd")),
-    )
-    for of, score in wanted:
-        names = dict.fromkeys(name for record in records for name in record[of])
+    ):
         areas = ["cpr", "cmd"] if score == "auroc" else []  # of all kinds, next to it
-        columns = [*kinds, "all", *areas, "seconds"]
-        print(f"\n| {of}, {score} | {' | '.join(columns)} |")
-        print("|---" * (len(columns) + 1) + "|")
-        for name in names:
+        rows = {}
+        for name in dict.fromkeys(name for record in records for name in record[of]):
             own = {
                 kind: [x[of][name] for x in records_of[kind] if name in x[of]]
                 for kind in kinds
             }
             found = [x for group in own.values() for x in group]
-            if not any(score in record for record in found):
-                continue
-            row = [_interval_of(group, score) for group in (*own.values(), found)]
-            row += [_interval_of(found, area) for area in areas]
-            seconds = np.median([record["seconds"] for record in found])
-            print(f"| {name} | {' | '.join(row)} | {seconds:.2f} |")
-    print(f"\n| control | {' | '.join(kinds)} |")
-    print("|---" * (len(kinds) + 1) + "|")
-    controls = {
-        "faithfulness of the circuit": lambda x: x["circuits"]["true"],
-        "faithfulness of a random one": lambda x: x["circuits"]["random"],
-        **{
-            f"{name}, same answers, auroc": lambda x, name=name: x["same answers"].get(
-                name
-            )
-            for name in _CONTROLLED
-        },
-    }
-    for name, value in controls.items():
-        row = [
-            _interval([x for x in map(value, records_of[kind]) if x is not None])
-            for kind in kinds
+            if any(score in record for record in found):
+                rows[name] = [_interval(x, score) for x in (*own.values(), found)]
+                rows[name] += [_interval(found, area) for area in areas]
+                seconds = np.median([record["seconds"] for record in found])
+                rows[name].append(f"{seconds:.2f}")
+        _print_table(f"{of}, {score}", [*kinds, "all", *areas, "seconds"], rows)
+    rows = {
+        f"faithfulness of {name}": [
+            _interval([x["circuits"] for x in own], key) for own in records_of.values()
         ]
-        print(f"| {name} | {' | '.join(row)} |")
-    print(f"\n| role, auroc of its score | {' | '.join(kinds)} | heads | in circuits |")
-    print("|---" * (len(kinds) + 3) + "|")
+        for name, key in (("the circuit", "true"), ("a random one", "random"))
+    }
+    for name in _CONTROLLED:
+        rows[f"{name}, same answers, auroc"] = [
+            _interval([x["same answers"] for x in own], name)
+            for own in records_of.values()
+        ]
+    _print_table("control", kinds, rows)
+    rows = {}
     for role in records[0]["roles"]:
-        of_kind = ([x["roles"][role] for x in own] for own in records_of.values())
-        row = [_interval_of(group, "auroc") for group in of_kind]
         own = [record["roles"][role] for record in records]
         total = sum(record["heads"] for record in own)
+        row = [
+            _interval([x["roles"][role] for x in group], "auroc")
+            for group in records_of.values()
+        ]
         if total or any(row):
-            print(f"| {role} | {' | '.join(row)} | {total} | {_share(own)} |")
+            rows[role] = [*row, str(total), _share(own)]
+    _print_table("role, auroc of its score", [*kinds, "heads", "in circuits"], rows)
 
 
-def _interval_of(found, score) -> str:
-    return _interval([record[score] for record in found if score in record])
+def _print_table(title, columns, rows) -> None:
+    print(
+        f"\n| {title} | {' | '.join(columns)} |\n" + "|---" * (len(columns) + 1) + "|"
+    )
+    for name, cells in rows.items():
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
-def _interval(values) -> str:
+def _interval(records, score) -> str:
     """Returns a mean and half its 95 percent t interval, where that is not 0."""
+    values = [record[score] for record in records if score in record]
     if not values:
         return ""
     half = 0.0
@@ -586,37 +555,8 @@ def _share(own) -> str:
     return f"{counts[:, 0].sum() / counts[:, 1].sum():.2f} ({low:.2f} to {high:.2f})"
 
 
-def _with_dead_heads() -> tuple[heads.Measured, np.ndarray]:
-    """Trains `reverse` with eight heads, every second one ablated throughout."""
-    config = reverse.get_config().replace(
-        model=dict(num_layers=2, attention=dict(num_heads=8))
-    )
-    task = configuration.make_task(config)
-    model = folders.make_model(config.model, task)
-    alive = np.tile([True, False], 4)
-    gates = np.tile(alive.astype(np.float32), (2, 1))
-    apply = sites.edit(model.apply, heads.edits.gate(gates))
-    placement = devices.Replicas(jax.local_devices()[:1])
-    adam = optimizers.make(config.optimizer, steps=_DEAD_STEPS)
-    closed = models.Model(model.init, apply)
-    dispatch = stepping.make_dispatch(
-        closed,
-        task,
-        adam,
-        batch_size=config.training.batch_size,
-        placement=placement,
-        max_steps=_DEAD_STEPS,
-    )
-    state = stepping.initial_state(closed, adam, task, config.seed)
-    state, data = placement.put((state, task.train_data))
-    state, _ = dispatch(state, data, np.uint32(config.seed), np.int32(_DEAD_STEPS))
-    params = placement.fetch(state.params)
-    run = folders.Run(
-        config, task, model, heads.scaled(params, config.model, gates), _DEAD_STEPS
-    )
-    subject = Subject.of_run(run, "dead_heads").measured(128)
-    return subject, gates > 0
-
+# Takes argv; returns the exit status.
+run = commands.program(main, __doc__)
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(run(sys.argv))

@@ -54,6 +54,7 @@ KINDS = [
     Kind(r"^source ", left_out="every command here runs in the environment"),
     Kind(r"^(scripts/test|\.ci/run|pytest|python -m pytest)\b", left_out="these tests"),
     Kind(r"^(ruff|lint-imports)\b", left_out="not everybody has it"),
+    Kind(r"scripts/on_gpu\.py", left_out="tests/scripts/test_on_gpu.py"),
     Kind("check_reliability", left_out="tests/scripts/test_check_reliability.py"),
     Kind("experiments.reproduce --list"),
     Kind("experiments.reproduce", left_out="minutes to hours; tests/claims does it"),
@@ -62,13 +63,8 @@ KINDS = [
         r"scripts/benchmarks/(training|attention)\.py",
         left_out="tests/scripts/benchmarks/test_quick_runs.py",
     ),
-    Kind(r"scripts/benchmarks/heads\.py", left_out="its exit status judges its times"),
     Kind(r"scripts/benchmarks/(decoding|lab)\.py", left_out="needs .[bench,parity]"),
-    Kind(r"scripts/benchmarks/scaling\.py", left_out="compiles for 512 devices"),
     Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
-    Kind(
-        r"scripts/benchmarks/pages\.py", left_out="needs .[browser] and a quiet machine"
-    ),
     Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(
         r"import_model .*--source=|runs/(minilm|smollm2)\b",

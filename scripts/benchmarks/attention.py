@@ -1,10 +1,10 @@
-"""Measures attention, its statistics, its scaling and its compilation.
+"""Measures attention and its statistics.
 
 Run: python scripts/benchmarks/attention.py --case=module_512
      python scripts/benchmarks/attention.py --case=core_8192 --rounds=3
 
 On the CPU in float32. "module" is multi-head attention with its projections, compared
-with Haiku, Flax, Equinox, jax.nn and PyTorch; "core" is attention of [B, T, H, K]
+with Haiku and PyTorch; "core" is attention of [B, T, H, K]
 arrays, compared with PyTorch. All take turns in separate processes; ratios are of
 times, so that below 1 is faster than the base, and memory is the peak above the memory
 before. Needs pip install -e '.[bench]'; missing libraries are skipped and named. On a
@@ -22,19 +22,9 @@ from scripts.benchmarks import command, results  # noqa: E402
 from scripts.benchmarks.contenders import sizes  # noqa: E402
 
 # Contender: its module in scripts/benchmarks/contenders.
-_LIBRARIES = {
-    "ours": "ours",
-    "haiku": "plain_haiku",
-    "flax": "flax_nnx",
-    "equinox": "equinox_modules",
-    "jax_nn": "jax_nn",
-    "torch": "torch_eager",
-}
-_CORE = {"ours": "core_attention", "torch": "torch_core"}
+_LIBRARIES = {"ours": "ours", "haiku": "haiku_module", "torch": "torch_eager"}
+_CORE = {"ours": "core_attention", "torch": "torch_eager"}
 
-_SCALING_LENGTHS = (2048, 4096, 8192, 16384, 32768, 65536)
-_COMPILED_LENGTHS = (2048, 8192, 32768, 131072)
-_WINDOW = 512
 _QUICK = 64  # divisor of long lengths in a quick run
 
 _PEAK = "peak MiB"
@@ -50,28 +40,18 @@ class _Module(NamedTuple):
 
 
 _MODULES = {
-    "module_128": _Module(
-        sizes.AttentionSize(32, 128, 256, 8),
-        "forward_and_backward",
-        5,
-        (
-            results.Promise(
-                "ours", 1.0, ("haiku", "flax", "equinox", "jax_nn"), aim=0.7
-            ),
-        ),
-    ),
     "module_512": _Module(
         sizes.AttentionSize(8, 512, 512, 8),
         "forward_and_backward",
         2,
-        (results.Promise("ours", 0.68, "haiku", aim=0.54),),
+        (results.Promise("ours", 0.68, "haiku"),),
     ),
     "module_2048_causal": _Module(
         sizes.AttentionSize(2, 2048, 512, 8, is_causal=True),
         "forward_and_backward",
         1,
         (
-            results.Promise("ours", 0.5, "haiku", aim=0.35),
+            results.Promise("ours", 0.5, "haiku"),
             results.Promise("ours", 1 / 10, "haiku", _PEAK),
         ),
     ),
@@ -80,7 +60,7 @@ _MODULES = {
         "forward",
         1,
         (
-            results.Promise("ours", 0.25, "haiku", aim=0.13),
+            results.Promise("ours", 0.25, "haiku"),
             results.Promise("ours", 1 / 50, "haiku", _PEAK),
         ),
     ),
@@ -95,39 +75,28 @@ class _Core(NamedTuple):
 
     size: sizes.CoreSize
     calls: int  # in a sample
-    # The promised share of PyTorch's time, and the aim, of each direction.
-    shares: dict[str, tuple[float, float]]
+    shares: dict[str, float]  # of PyTorch's time that are promised, by direction
 
 
 _CORES = {
-    "core_2048": _Core(
-        sizes.CoreSize(2048, 8), 5, {"forward": (1.5, 1.25), _BOTH: (1.5, 1.25)}
-    ),
-    "core_2048_full": _Core(
-        sizes.CoreSize(2048, 9, **_FULL), 4, {"forward": (1.3, 1.2)}
-    ),
-    "core_8192": _Core(
-        sizes.CoreSize(8192, 4), 1, {"forward": (1.45, 1.25), _BOTH: (1.45, 1.0)}
-    ),
-    "core_32768": _Core(
-        sizes.CoreSize(32768, 1), 1, {"forward": (1.2, 1.05), _BOTH: (1.1, 1.0)}
-    ),
-    "core_512": _Core(
-        sizes.CoreSize(512, 8, batch=8, **_FULL), 6, {"forward": (1.25, 1.1)}
-    ),
+    "core_2048": _Core(sizes.CoreSize(2048, 8), 5, {"forward": 1.5, _BOTH: 1.5}),
+    "core_2048_full": _Core(sizes.CoreSize(2048, 9, **_FULL), 4, {"forward": 1.3}),
+    "core_8192": _Core(sizes.CoreSize(8192, 4), 1, {"forward": 1.45, _BOTH: 1.45}),
+    "core_32768": _Core(sizes.CoreSize(32768, 1), 1, {"forward": 1.2, _BOTH: 1.1}),
+    "core_512": _Core(sizes.CoreSize(512, 8, batch=8, **_FULL), 6, {"forward": 1.25}),
     "core_512_narrow": _Core(
-        sizes.CoreSize(512, 12, 32, batch=8, **_FULL), 6, {"forward": (1.25, 1.1)}
+        sizes.CoreSize(512, 12, 32, batch=8, **_FULL), 6, {"forward": 1.25}
     ),
     "core_128": _Core(
-        sizes.CoreSize(128, 8, 32, batch=32, **_FULL), 20, {"forward": (1.4, 1.2)}
+        sizes.CoreSize(128, 8, 32, batch=32, **_FULL), 20, {"forward": 1.4}
     ),
 }
 
-# Case: H, calls in a sample, and whether the weights fit into memory.
+# Case: H, and calls in a sample.
 _STATISTICS = {
-    "statistics_2048": (8, 2, True),
-    "statistics_8192": (4, 1, True),
-    "statistics_32768": (1, 1, False),
+    "statistics_2048": (8, 2),
+    "statistics_8192": (4, 1),
+    "statistics_32768": (1, 1),
 }
 
 
@@ -142,7 +111,11 @@ def _module(case, is_quick) -> list[command.Duel]:
     )
     contenders = tuple(
         command.contender(
-            name, module, case=direction, size=calls, attention=size._asdict()
+            name,
+            module,
+            case=direction,
+            size=calls,
+            attention=size._asdict(),
         )
         for name, module in _LIBRARIES.items()
     )
@@ -154,7 +127,7 @@ def _core(case, is_quick) -> list[command.Duel]:
     if is_quick:
         core, calls = core._replace(length=max(32, core.length // _QUICK), batch=1), 1
     duels = []
-    for direction, (limit, aim) in shares.items():
+    for direction, limit in shares.items():
         contenders = tuple(
             command.contender(
                 name, module, case=direction, size=calls, core=core._asdict()
@@ -162,83 +135,27 @@ def _core(case, is_quick) -> list[command.Duel]:
             for name, module in _CORE.items()
         )
         title = f"{case}: attention alone, {_words(direction)}; {_described(core)}"
-        promise = results.Promise("ours", limit, "torch", aim=aim)
+        promise = results.Promise("ours", limit, "torch")
         duels.append(_duel(case, title, contenders, "torch", (promise,)))
     return duels
 
 
 def _statistics(case, is_quick) -> list[command.Duel]:
-    num_heads, calls, has_materialized = _STATISTICS[case]
+    num_heads, calls = _STATISTICS[case]
     core = sizes.CoreSize(_length(case, is_quick), num_heads)
     calls = 1 if is_quick else calls
-    uses = ["forward", "statistics"] + ["materialized"] * has_materialized
     contenders = tuple(
         command.contender(
             use, "map_statistics", use=use, size=calls, core=core._asdict()
         )
-        for use in uses
+        for use in ("forward", "statistics")
     )
-    promises = [results.Promise("statistics", 1.6, "forward")]
-    if has_materialized:
-        promises += [
-            results.Promise("statistics", 1 / 5, "materialized", aim=1 / 10),
-        ]
-    if case == "statistics_8192":
-        promises += [
-            results.Promise("statistics", 1 / 50, "materialized", _PEAK),
-        ]
+    promise = results.Promise("statistics", 1.6, "forward")
     title = (
         f"{case}: attention with all statistics of its map and 32 x 32 of its cells, "
         f"compared with attention alone; {_described(core)}; {calls} calls a sample"
     )
-    return [_duel(case, title, contenders, "forward", tuple(promises))]
-
-
-def _scaling(case, is_quick) -> list[command.Duel]:
-    # Samples of at least about a quarter of a second, from what lengths cost.
-    kinds = (
-        ("causal", None, 2.1, lambda length: (8192 // length) ** 2),
-        (f"a window of {_WINDOW}", _WINDOW, 1.2, lambda length: 65536 // length),
-    )
-    duels = []
-    for kind, window, limit, calls in kinds:
-        lengths = _lengths(_SCALING_LENGTHS, is_quick)
-        contenders = tuple(
-            command.contender(
-                name,
-                "core_attention",
-                case="forward",
-                size=1 if is_quick else max(1, calls(length)),
-                core=sizes.CoreSize(length, 1, window=window)._asdict(),
-            )
-            for name, length in lengths.items()
-        )
-        title = f"{case}: attention alone by length, forward; 1 head of 64, {kind}"
-        promises = (results.Growth(lengths, limit),)
-        duels.append(command.Duel(case, title, "call", contenders, (), promises))
-    return duels
-
-
-def _compile(case, is_quick) -> list[command.Duel]:
-    lengths = _lengths(_COMPILED_LENGTHS, is_quick)
-    contenders = tuple(
-        command.contender(
-            name,
-            "core_attention",
-            case="compile",
-            size=1,
-            core=sizes.CoreSize(length, 1)._asdict(),
-            implementation="blockwise",
-        )
-        for name, length in lengths.items()
-    )
-    shortest, *others = lengths
-    promises = tuple(results.Promise(name, 1.3, shortest) for name in others)
-    title = (
-        f"{case}: tracing and compiling blockwise attention by length, forward and "
-        "backward; 1 head of 64, causal"
-    )
-    return [command.Duel(case, title, "compilation", contenders, (shortest,), promises)]
+    return [_duel(case, title, contenders, "forward", (promise,))]
 
 
 def _duel(case, title, contenders, base, promises) -> command.Duel:
@@ -250,12 +167,6 @@ def _duel(case, title, contenders, base, promises) -> command.Duel:
 def _length(case, is_quick) -> int:
     """Returns the length that the name of a case ends with, less in a quick run."""
     return int(case.rpartition("_")[2]) // (_QUICK if is_quick else 1)
-
-
-def _lengths(lengths, is_quick) -> dict[str, int]:
-    """Returns lengths, less in a quick run, by the name of their contender."""
-    shown = [length // (_QUICK if is_quick else 1) for length in lengths]
-    return {str(length): length for length in shown}
 
 
 def _words(direction) -> str:
@@ -274,8 +185,6 @@ CASES = {
     **dict.fromkeys(_MODULES, _module),
     **dict.fromkeys(_CORES, _core),
     **dict.fromkeys(_STATISTICS, _statistics),
-    "scaling": _scaling,
-    "compile": _compile,
 }
 
 # Takes argv; returns the exit status.

@@ -12,7 +12,6 @@ import json
 import os
 import pathlib
 import platform
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ class Duel(NamedTuple):
     unit: str  # of work
     contenders: tuple[duel.Contender, ...]
     bases: tuple[str, ...]  # the first that takes part is what the others are held to
-    promises: tuple[results.Promise | results.Growth, ...]
+    promises: tuple[results.Promise, ...]
     retries: int = 2
     with_memory: bool = False  # whether the peak of memory is measured in any case
 
@@ -87,7 +86,6 @@ def _main(cases: Cases, values: Flags) -> int:
             rounds=min(2, values.rounds) if values.quick else values.rounds,
             retries=0 if values.quick else chosen.retries,
             with_memory=values.memory or chosen.with_memory,
-            say=_say if sys.stderr.isatty() else lambda line: None,
         )
         there = [result.name for result in ended if not result.fault]
         base = next((name for name in (*chosen.bases, *there) if name in there), "")
@@ -159,7 +157,3 @@ def _record(chosen, ended) -> dict:
             for result in ended
         ],
     }
-
-
-def _say(line: str) -> None:
-    print(f"\r{line:60}\r", end="", file=sys.stderr, flush=True)

@@ -32,12 +32,11 @@ def _decoding(case, is_quick) -> list[command.Duel]:
     model, batch, steps, share = _CASES[case]
     steps = 2 if is_quick else steps
     same = {"model": model, "batch": batch, "steps": steps}
-    contenders = (
-        command.contender("ours", "decoding_ours", **same),
-        command.contender("late", "decoding_ours", use="late", **same),
-        command.contender("reading", "decoding_ours", use="reading", **same),
-        command.contender("dynamic", "decoding_torch", **same),
-        command.contender("static", "decoding_torch", cache="static", **same),
+    uses = {"ours": "early", "late": "late", "reading": "reading"}
+    uses |= {"dynamic": "dynamic", "static": "static"}
+    contenders = tuple(
+        command.contender(name, "decoding_models", use=use, **same)
+        for name, use in uses.items()
     )
     promises = (
         results.Promise("ours", 1.5, "reading"),

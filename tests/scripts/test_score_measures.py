@@ -95,13 +95,12 @@ def test_inputs_with_the_same_answers_differ_and_count_where_they_agree():
 def test_one_model_is_scored_printed_and_not_measured_again(tmp_path, capsys):
     results = tmp_path / "found.jsonl"
     flags = ["--programs=two_hops", "--kinds=decoys", "--seeds=1"]
-    score_measures.main([*flags, f"--results={results}"])
+    score_measures.run(["scores", *flags, f"--results={results}"])
     told = capsys.readouterr().out
     assert "| ablation | 1.000 |" in told and "| confidence | 0.9" in told
     before = results.read_text()
-    score_measures.main([*flags, f"--results={results}"])
+    score_measures.run(["scores", *flags, f"--results={results}"])
     again = capsys.readouterr().out
     assert results.read_text() == before and told.endswith(again)
     assert again.startswith("\nModels: decoys 1.")
-    with pytest.raises(SystemExit):
-        score_measures.main(["--kinds=none"])
+    assert score_measures.run(["scores", "--kinds=none"]) == 2

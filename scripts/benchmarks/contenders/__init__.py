@@ -5,11 +5,10 @@ same sizes (`sizes.py`), written in the way that is usual and fast with their li
 
 `prepare` returns a `worker.Program`. Its arguments, unless a module documents others:
 
-  case: A name of `sizes.TRAINING_CASES`, "forward" or "forward_and_backward".
+  case: "training", "forward" or "forward_and_backward".
   size: Steps or calls in a run.
   attention: Fields of `sizes.AttentionSize`, of the attention module.
   core: Fields of `sizes.CoreSize`, of attention without projections.
-  implementation: The implementation of `mha_haiku.attend`.
   model: A name of `causal_models.SIZES` or `pretrained_models.MODELS`.
   batch, length: Number of examples or texts, and of their tokens.
   steps: Tokens per text in a run.

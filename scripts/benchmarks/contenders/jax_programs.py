@@ -1,105 +1,14 @@
-"""Shared by contenders on JAX: programs of a training step and an attention module."""
+"""Shared by contenders on JAX: calls of an attention module or of any function."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import optax
 from jax import Array
 
-from mha_haiku import runs
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
-
-
-def optimizer(config: runs.RunConfig) -> optax.GradientTransformation:
-    """Returns the optimizer of a config, written with optax in the usual way."""
-    schedule = optax.warmup_cosine_decay_schedule(
-        0.0,
-        config.optimizer.learning_rate,
-        config.optimizer.warmup_steps,
-        config.training.steps,
-        config.optimizer.learning_rate * config.optimizer.final_learning_rate_fraction,
-    )
-    return optax.chain(
-        optax.clip_by_global_norm(config.optimizer.clip_norm),
-        optax.adamw(
-            schedule,
-            b1=config.optimizer.b1,
-            b2=config.optimizer.b2,
-            weight_decay=config.optimizer.weight_decay,
-        ),
-    )
-
-
-def training(
-    config: runs.RunConfig,
-    params: Any,
-    logits: Callable[[Any, Array], Array],
-    *,
-    steps: int,
-    scan: bool = False,
-) -> worker.Program:
-    """Returns training to reverse tokens, sampled anew in each step.
-
-    Every run starts at the first step: a fully trained model computes with numbers so
-    small that some processors are slower.
-
-    Args:
-      config: Config of the run.
-      params: Initial parameters.
-      logits: A function of the parameters and tokens `[B, T]` that returns `[B, T, C]`.
-      steps: Training steps in a run.
-      scan: Whether a run is one compiled call, instead of one call per step.
-    """
-    transformation = optimizer(config)
-    shape = (config.training.batch_size, config.task.sequence_length)
-
-    def mean_loss(params, tokens):
-        losses = optax.softmax_cross_entropy_with_integer_labels(
-            logits(params, tokens), tokens[:, ::-1]
-        )
-        return losses.mean()
-
-    def step(state, _=None):
-        params, optimizer_state, key = state
-        key, sample_key = jax.random.split(key)
-        tokens = jax.random.randint(sample_key, shape, 0, config.task.num_tokens)
-        loss, gradient = jax.value_and_grad(mean_loss)(params, tokens)
-        updates, optimizer_state = transformation.update(
-            gradient, optimizer_state, params
-        )
-        params = optax.apply_updates(params, updates)
-        return (params, optimizer_state, key), loss
-
-    def scanned(state):
-        state, losses = jax.lax.scan(step, state, length=steps)
-        return state, losses[-1]
-
-    take = jax.jit(scanned if scan else step, donate_argnums=0)
-    optimizer_state = jax.jit(transformation.init)(params)
-    first_state = (params, optimizer_state, jax.random.key(config.seed))
-    state = loss = None
-
-    def reset():
-        nonlocal state
-        state = jax.tree.map(jnp.copy, first_state)  # as it will be donated
-        jax.block_until_ready(state)
-
-    def run():
-        nonlocal state, loss
-        for _ in range(1 if scan else steps):
-            state, loss = take(state)
-        jax.block_until_ready((state, loss))
-
-    return worker.Program(
-        run,
-        reset,
-        units=steps,
-        facts={"parameters": count(params)},
-        finish=lambda: {"last loss": float(loss)},
-    )
 
 
 def attention(

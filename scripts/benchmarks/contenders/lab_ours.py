@@ -24,9 +24,8 @@ def prepare(
         maps).
       calls: Forward passes in a run.
     """
-    network, params = causal_models.ours(model)
-    example = _example(model, batch, length, seed=0)
-    of = mh.heads.Measured(network, mh.heads.metrics.loss, params, [example])
+    of = measured(model, batch, length)
+    (example,) = of.batches
     num_heads = causal_models.SIZES[model].num_heads
     if use == "forward":
         return _forward(of, example, calls)
@@ -38,6 +37,13 @@ def prepare(
     if use == "patching":
         return _patching(of, example, _example(model, batch, length, seed=1), num_heads)
     return _statistics(of, example)
+
+
+def measured(model: str, batch: int, length: int) -> mh.heads.Measured:
+    """Returns a model with random weights, its loss, and a batch."""
+    network, params = causal_models.ours(model)
+    example = _example(model, batch, length, seed=0)
+    return mh.heads.Measured(network, mh.heads.metrics.loss, params, [example])
 
 
 def _asked(question: Callable[[], Any], units: int) -> worker.Program:

@@ -19,18 +19,15 @@ def prepare(
     case: str,
     size: int,
     attention: Mapping[str, Any] | None = None,
-    implementation: str = "auto",
 ) -> worker.Program:
     """Prepares what is measured in a case."""
-    if case in sizes.TRAINING_CASES:
-        return _training(sizes.training_config(case), size)
-    shape = sizes.attention_size(attention)
+    if case == "training":
+        return _training(sizes.training_config(), size)
+    shape = sizes.AttentionSize(**attention or {})
     mask = mh.masks.causal() if shape.is_causal else None
 
     def apply(x):
-        module = mh.MultiHeadAttention(
-            shape.heads, shape.head_width, implementation=implementation
-        )
+        module = mh.MultiHeadAttention(shape.heads, shape.head_width)
         return module(x, x, x, mask)[0]
 
     module = hk.without_apply_rng(hk.transform(apply))

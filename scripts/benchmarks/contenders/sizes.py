@@ -1,20 +1,10 @@
 """The sizes that all contenders share."""
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from mha_haiku import runs
 from mha_haiku.commands import config_files
 
-# The changes of length_64 to configs/reverse.py.
-_LENGTH_64 = [
-    ("config.task.sequence_length", "64"),
-    ("config.model.embedding.max_length", "64"),
-    ("config.model.model_size", "128"),
-    ("config.model.attention.num_heads", "4"),
-    ("config.model.num_layers", "2"),
-    ("config.model.feed_forward.hidden_size", "256"),
-]
 # A source of 63 tokens to a target of as many and an end token; no length varies.
 _TRANSLATION = [
     ("config.task.name", "reverse_seq2seq"),
@@ -28,18 +18,15 @@ _TRANSLATION = [
     ("config.model.feed_forward.hidden_size", "1024"),
     ("config.training.batch_size", "16"),
 ]
-_OVERRIDES = {"reverse": [], "length_64": _LENGTH_64, "translation": _TRANSLATION}
-
-TRAINING_CASES = tuple(_OVERRIDES)
 
 
 class AttentionSize(NamedTuple):
     """Of self-attention: B examples of T positions, width D, H heads."""
 
-    batch: int = 32
-    length: int = 128
-    width: int = 256
-    heads: int = 8
+    batch: int
+    length: int
+    width: int
+    heads: int
     is_causal: bool = False
 
     @property
@@ -48,16 +35,12 @@ class AttentionSize(NamedTuple):
         return self.width // self.heads
 
 
-ATTENTION = AttentionSize()
-
-
 class CoreSize(NamedTuple):
     """Of attention without projections, of arrays `[B, T, H, K]`."""
 
     length: int
     heads: int
     head_width: int = 64
-    window: int | None = None  # how far back a query sees; None for all
     batch: int = 1
     is_causal: bool = True
 
@@ -67,13 +50,6 @@ class CoreSize(NamedTuple):
         return (self.batch, self.length, self.heads, self.head_width)
 
 
-def attention_size(fields: Mapping[str, Any] | None) -> AttentionSize:
-    """Returns the size with the given fields; `ATTENTION` where there are none."""
-    return ATTENTION._replace(**fields or {})
-
-
-def training_config(case: str) -> runs.RunConfig:
-    """Returns the config of a run for one of `TRAINING_CASES`."""
-    return config_files.override(
-        config_files.load("configs/reverse.py"), _OVERRIDES[case]
-    )
+def training_config() -> runs.RunConfig:
+    """Returns the config of an encoder-decoder that reverses sequences."""
+    return config_files.override(config_files.load("configs/reverse.py"), _TRANSLATION)

@@ -1,4 +1,4 @@
-"""PyTorch without compilation: its attention or Transformer, and its fused AdamW."""
+"""PyTorch without compilation: its attention, or nn.Transformer with fused AdamW."""
 
 import math
 import os
@@ -13,48 +13,19 @@ from scripts.benchmarks.contenders import sizes
 
 
 def prepare(
-    case: str, size: int, attention: Mapping[str, Any] | None = None
+    case: str,
+    size: int,
+    attention: Mapping[str, Any] | None = None,
+    core: Mapping[str, Any] | None = None,
 ) -> worker.Program:
     """Prepares what is measured in a case."""
     torch.set_num_threads(os.cpu_count())  # as many as the others use
     torch.manual_seed(0)
-    if case in sizes.TRAINING_CASES:
-        return _training(sizes.training_config(case), size)
-    return _calls(sizes.attention_size(attention), case, size)
-
-
-class _Model(nn.Module):
-    def __init__(self, config):
-        super().__init__()
-        model = config.model
-        size = model.model_size
-        self.embedding = nn.Embedding(config.task.num_tokens, size)
-        self.positions = nn.Parameter(
-            0.02 * torch.randn(model.embedding.max_length, size)
-        )
-        self.layers = nn.Sequential(*(_Layer(model) for _ in range(model.num_layers)))
-        self.norm = nn.LayerNorm(size, model.norm.epsilon)
-        self.logits = nn.Linear(size, config.task.num_tokens)
-
-    def forward(self, tokens):
-        x = self.embedding(tokens) + self.positions
-        return self.logits(self.norm(self.layers(x)))
-
-
-class _Layer(nn.Module):
-    def __init__(self, model):
-        super().__init__()
-        size = model.model_size
-        self.norm_1 = nn.LayerNorm(size, model.norm.epsilon)
-        self.attention = _attention(size, model.attention.num_heads)
-        self.norm_2 = nn.LayerNorm(size, model.norm.epsilon)
-        self.hidden = nn.Linear(size, model.feed_forward.hidden_size)
-        self.output = nn.Linear(model.feed_forward.hidden_size, size)
-
-    def forward(self, x):
-        y = self.norm_1(x)
-        x = x + self.attention(y, y, y, need_weights=False)[0]
-        return x + self.output(nn.functional.gelu(self.hidden(self.norm_2(x))))
+    if case == "training":
+        return _training(sizes.training_config(), size)
+    if core is not None:
+        return _core(sizes.CoreSize(**core), case, size)
+    return _module(sizes.AttentionSize(**attention or {}), case, size)
 
 
 class _EncoderDecoder(nn.Module):
@@ -97,15 +68,10 @@ class _EncoderDecoder(nn.Module):
         return self.logits(self.transformer(x, y, tgt_mask=mask, tgt_is_causal=True))
 
 
-def _attention(size, num_heads):
-    return nn.MultiheadAttention(size, num_heads, batch_first=True)
-
-
 def _start(config):
     """Returns a new model, its optimizer and its schedule."""
     torch.manual_seed(config.seed)
-    has_decoder = config.model.family == "encoder_decoder"
-    model = _EncoderDecoder(config) if has_decoder else _Model(config)
+    model = _EncoderDecoder(config)
     optimizer = torch.optim.AdamW(
         model.parameters(),
         lr=config.optimizer.learning_rate,
@@ -121,7 +87,6 @@ def _start(config):
 
 def _training(config, steps) -> worker.Program:
     model, optimizer, schedule = _start(config)
-    draw = _draw_pair if config.model.family == "encoder_decoder" else _draw
     loss = None
 
     def reset():
@@ -131,7 +96,7 @@ def _training(config, steps) -> worker.Program:
     def run():
         nonlocal loss
         for _ in range(steps):
-            inputs, targets = draw(config)
+            inputs, targets = _draw(config)
             logits = model(*inputs)
             loss = nn.functional.cross_entropy(logits.flatten(0, 1), targets.flatten())
             optimizer.zero_grad()
@@ -150,14 +115,7 @@ def _training(config, steps) -> worker.Program:
 
 
 def _draw(config):
-    """Returns what the model reads, and the targets."""
-    shape = (config.training.batch_size, config.task.sequence_length)
-    tokens = torch.randint(config.task.num_tokens, shape)
-    return (tokens,), tokens.flip(1)
-
-
-def _draw_pair(config):
-    """Returns the same of a source and a target with start and end tokens."""
+    """Returns what the model reads, source and target, and the targets."""
     count, size = config.task.num_tokens, config.training.batch_size
     source = torch.randint(count, (size, config.task.max_length))
     start, end = (torch.full((size, 1), count + i) for i in (0, 1))
@@ -175,35 +133,46 @@ def _learning_rate_factor(config, step) -> float:
     return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _calls(size, case, calls) -> worker.Program:
-    module = _attention(size.width, size.heads)
+def _module(size, case, calls) -> worker.Program:
+    module = nn.MultiheadAttention(size.width, size.heads, batch_first=True)
     x = torch.randn(size.batch, size.length, size.width)
-    cotangent = torch.randn(x.shape)
     options = {"need_weights": False}
     if size.is_causal:
         mask = nn.Transformer.generate_square_subsequent_mask(size.length)
         options |= {"attn_mask": mask, "is_causal": True}
+    module.train(case != "forward")
 
-    def forward():
-        with torch.inference_mode():
-            module(x, x, x, **options)
-
-    def forward_and_backward():
+    def values(x):
         module.zero_grad()
-        inputs = x.detach().requires_grad_()
-        module(inputs, inputs, inputs, **options)[0].backward(cotangent)
+        return module(x, x, x, **options)[0]
 
-    if case == "forward":
-        module.eval()
-        call = forward
-    else:
-        call = forward_and_backward
+    return _calls(values, [x], case, calls, {"parameters": _count(module)})
+
+
+def _core(core, case, calls) -> worker.Program:
+    def values(*arrays):
+        query, key, value = (array.transpose(1, 2) for array in arrays)
+        attended = nn.functional.scaled_dot_product_attention(
+            query, key, value, is_causal=core.is_causal
+        )
+        return attended.transpose(1, 2)
+
+    return _calls(values, [torch.randn(core.shape) for _ in range(3)], case, calls, {})
+
+
+def _calls(function, arrays, case, calls, facts) -> worker.Program:
+    cotangent = torch.randn(arrays[0].shape)
 
     def run():
         for _ in range(calls):
-            call()
+            if case == "forward":
+                with torch.inference_mode():
+                    function(*arrays)
+            else:
+                inputs = [array.detach().requires_grad_() for array in arrays]
+                function(*inputs).backward(cotangent)
 
-    return worker.Program(run, units=calls, facts={"parameters": _count(module)})
+    return worker.Program(run, units=calls, facts=facts)
 
 
 def _count(module) -> int:

@@ -3,13 +3,9 @@
 import importlib.util
 import json
 
-import jax
-import numpy as np
 import pytest
 
-import mha_haiku as mh
 from scripts.benchmarks import attention, decoding, lab, pretrained, training
-from scripts.benchmarks.contenders import jax_programs, map_statistics, sizes
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
@@ -27,11 +23,11 @@ def test_promises_are_of_contenders_that_take_part(is_quick):
 @pytest.mark.parametrize(
     ("script", "arguments", "words"),
     [
-        (training, "--case=revers", "'reverse'"),
+        (training, "--case=translatio", "'translation'"),
         (attention, "--rounds=0", "got 0"),
-        (attention, "--case=core_8192 --contenders=flax", "torch"),
+        (attention, "--case=core_8192 --contenders=haiku", "torch"),
         (training, "--json=no_such_folder/x.json", "no_such_folder"),
-        (training, "reverse", "'reverse' belongs to no flag"),
+        (training, "translation", "'translation' belongs to no flag"),
     ],
 )
 def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words):
@@ -42,25 +38,11 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
 
 
 @pytest.mark.slow
-def test_materialized_statistics_are_those_of_the_map():
-    core = sizes.CoreSize(length=64, heads=3, head_width=5)
-    arrays = [jax_programs.normal(seed, core.shape) for seed in (2, 3, 4)]
-    with jax.numpy_rank_promotion("allow"):  # as outside of tests
-        values, found = jax.jit(map_statistics.materialized)(*arrays)
-    expected, attention_map = mh.attend(*arrays, mask=mh.masks.causal())
-    statistics = attention_map.statistics(pooled=(32, 32))
-    np.testing.assert_allclose(values, expected, 1e-5, 1e-6)
-    for name, numbers in found.items():
-        wanted = getattr(statistics, name)
-        np.testing.assert_allclose(numbers, wanted, 1e-5, 1e-6, err_msg=name)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("script", "arguments"),
     [
-        (attention, "--case=module_128 --contenders=ours,haiku,flax,equinox,jax_nn"),
-        (training, "--case=reverse --contenders=ours,haiku"),
+        (attention, "--case=module_512 --contenders=ours,haiku,torch"),
+        (training, "--case=translation --contenders=ours"),
         (lab, "--case=patching --contenders=ours,forward"),
         (pretrained, "--case=edges"),
     ],

@@ -1,4 +1,6 @@
-"""Greedy decoding by `models.decoding`, or reading the parameters once."""
+"""Greedy decoding: by `models.decoding` and by `generate` of transformers."""
+
+import os
 
 import jax
 import numpy as np
@@ -8,17 +10,16 @@ from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import causal_models
 
 
-def prepare(
-    model: str, batch: int, steps: int, use: str = "early", length: int | None = None
-) -> worker.Program:
+def prepare(model: str, batch: int, steps: int, use: str = "early") -> worker.Program:
     """Prepares what is measured.
 
     Args:
-      use: "early" or "late": the first or the last tokens of texts of `length`;
-        "reading": the sum of all parameters, instead of a step.
-      length: Room of the cache in tokens. Defaults to the model's positions.
+      use: "early" or "late": the first or the last tokens of texts; "reading": the sum
+        of all parameters, instead of a step; "dynamic" or "static": transformers, with
+        this cache.
     """
-    length = length or causal_models.SIZES[model].length
+    if use in ("dynamic", "static"):
+        return _of_torch(model, batch, steps, use)
     built, params = causal_models.ours(model)
     if use == "reading":
         total = jax.jit(lambda params: sum(x.sum() for x in jax.tree.leaves(params)))
@@ -27,6 +28,7 @@ def prepare(
             lambda: jax.block_until_ready(total(params)) and None,
             facts={"parameters MB": round(megabytes, 1)},
         )
+    length = causal_models.SIZES[model].length
     columns = 1 if use == "early" else length - steps - 1
     prompts, strategy = np.ones((batch, columns), int), decoding.Sampled(0)
     writer, start, ends = decoding._checked(
@@ -45,3 +47,25 @@ def prepare(
         )
 
     return worker.Program(run, reset, units=steps)
+
+
+def _of_torch(model, batch, steps, cache) -> worker.Program:
+    import torch
+
+    torch.set_num_threads(os.cpu_count())  # as many as the others use
+    network = causal_models.of_transformers(model)
+    prompts = torch.ones(batch, 1, dtype=torch.long)
+    options = {"cache_implementation": "static"} if cache == "static" else {}
+
+    def run():
+        with torch.inference_mode():
+            network.generate(
+                prompts,
+                attention_mask=torch.ones_like(prompts),
+                min_new_tokens=steps,
+                max_new_tokens=steps,
+                do_sample=False,
+                **options,
+            )
+
+    return worker.Program(run, units=steps)
