@@ -245,7 +245,12 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     mask = "decoder_attention_mask"
     if mask in others and batch.decoder_inputs is not None:
         batch = batch._replace(decoder_lengths=_lengths(codec, others, mask))
-    return batch._replace(others=others)
+    batch = batch._replace(others=others)
+    if labels is None or labels.ndim != 2:
+        return batch
+    # A query at padding has nothing to predict from, whatever its label.
+    counted = running.valid(labels.shape[1], batch, "decoder")
+    return batch._replace(weights=batch.weights * np.asarray(counted))
 
 
 def _has_labels(codec: encoding.Codec, given: Mapping[str, Any]) -> bool:

@@ -335,8 +335,11 @@ def _measured(
 ) -> Heads:
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
-    named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
-    found = Heads.of_examples(per_example, kinds, name=name, **named)
+    metric, unit = metrics.named(subject.metric)
+    if measure.unit not in (None, "nats"):
+        unit = measure.unit
+    label = measure.label.format(metric=metric)
+    found = Heads.of_examples(per_example, kinds, name=name, unit=unit, label=label)
     config = subject.model.config
     if config is None:
         return found
