@@ -18,7 +18,7 @@ from mha_haiku.core import attention, checks, masks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import conversion
+from mha_haiku.subjects import conversion, example_rows
 from mha_haiku.subjects.subject import (
     Part,
     RunSubject,
@@ -210,7 +210,7 @@ def batches_given(
     with checks.user_mistakes():
         count = checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     if subject.batches:
-        return conversion.first(subject.batches, count)
+        return example_rows.first(subject.batches, count)
     if subject.task is None:
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)
@@ -275,9 +275,7 @@ def _sees_next(subject: Subject, batch: tasks.Example) -> bool:
             return jnp.zeros(())
         map_ = running.without_padding(map_, subject.model, batch, "")
         mask = map_.weighting.mask & masks.causal()
-        causal = dataclasses.replace(
-            map_, weighting=map_.weighting._replace(mask=mask)
-        )
+        causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
         return (map_.row_sums() - causal.row_sums()).max()
 
     model, params = subject.model, subject.params

@@ -16,16 +16,17 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 from jax import core
 
-from mha_haiku.core import display
+from mha_haiku.core import arguments, display
 from mha_haiku.core.sites import program, surveying
 
 # What an object refers to without holding its values.
 _NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
 
 
+@arguments.checked
 def look(
     function: Callable,
-    at: Iterable[str] | Mapping[str, Callable],
+    at: str | Iterable[str | tuple] | Mapping[Any, Callable],
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -68,8 +69,9 @@ def look(
     return _walked(function, reads, {}, strict)
 
 
+@arguments.checked
 def edit(
-    function: Callable, edits: Mapping[str, Callable], *, strict: bool = True
+    function: Callable, edits: Mapping[Any, Callable], *, strict: bool = True
 ) -> Callable:
     """Returns a function with changed values at some of its sites.
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, models, sites
+from mha_haiku.core import attention, models
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.lab.heads import circuits, edits, running
@@ -176,9 +176,9 @@ class Held:
         changes = edits.on_parts(values, values.values(), lambda _, value: value)
         # Whole names: a norm outside a scan may have the name of one inside.
         changes = {f"/{pattern}": change for pattern, change in changes.items()}
-        model, *arguments = self._given
-        edited = model._replace(apply=sites.edit(model.apply, changes))
-        return read(edited, *arguments)
+        model, params, example = self._given
+        edited = model._replace(apply=running.editing(model.apply, changes, example))
+        return read(edited, params, example)
 
     def _components(
         self, name: str, value: Array, found: dict[str, Any]

@@ -289,8 +289,9 @@ class _HeadRuns:
     def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
-        run = sites.edit(self._run, changed)
-        return sites.look(run, list(self.read), strict=False)(self._clean)
+        run = running.editing(self._run, changed, self._clean)
+        look = running.looking(run, list(self.read), self._clean, strict=False)
+        return look(self._clean)
 
     def reading(
         self, values: dict[str, Array], where: Callable[[Any, Any], Any]
@@ -307,8 +308,8 @@ class _HeadRuns:
     def computed(self, changed: edits.Edits) -> list[Array]:
         """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = sites.look(self._run, self.parts)
-        _, seen = sites.edit(look, changed)(self._clean)
+        look = running.looking(self._run, self.parts, self._clean)
+        _, seen = running.editing(look, changed, self._clean)(self._clean)
         return [seen[name] for name in self.parts]
 
 

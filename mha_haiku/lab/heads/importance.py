@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, models
+from mha_haiku.core import arguments, attention, models
 from mha_haiku.lab.heads import clean_runs, edits, metrics, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
@@ -59,6 +59,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     """Registers a function in `MEASURES`, the source of all lists of measures."""
 
     def offer(function: Callable) -> Callable:
+        function = arguments.checked(function)
         MEASURES[function.__name__] = Measure(function, unit, label)
         return function
 

@@ -9,7 +9,7 @@ import numpy as np
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import computing, conversion, encoding
+from mha_haiku.subjects import computing, conversion, encoding, example_rows
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -225,4 +225,4 @@ def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
         members = np.flatnonzero(groups == group)
         after[members] = np.roll(members, -1)
     clean = np.flatnonzero(after != np.arange(len(groups)))
-    return [conversion.taken(batch, i) for i in (clean, after[clean])]
+    return [example_rows.taken(batch, i) for i in (clean, after[clean])]

@@ -18,7 +18,13 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import computing, conversion, encoding, imported_runs
+from mha_haiku.subjects import (
+    computing,
+    conversion,
+    encoding,
+    example_rows,
+    imported_runs,
+)
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
@@ -436,7 +442,7 @@ def _continued(
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     tokens = _count(start, tokens, _ANEW, subject.codec.max_length)
-    subject.codec.check(conversion.example(np.array([written])))
+    subject.codec.check(example_rows.example(np.array([written])))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
         keys = jax.random.fold_in(key, i)[None]
@@ -468,8 +474,9 @@ def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Ar
     """Computes the logits `[1, C]` of the token after a text, padded to a length."""
 
     def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
-        example = conversion.example(row)
-        return running.run(subject.model, params, example).logits[:, place]
+        example = example_rows.example(row)
+        logits = running.run(subject.model, params, example).logits
+        return logits[:, place] if logits.ndim == 3 else logits
 
     program = computing.once(subject, "logits at a place", lambda: jax.jit(at))
     row = np.zeros((1, room or len(tokens)), np.int32)
