@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import attention, checks, sites, tiles
+from mha_haiku.core import arguments, attention, checks, sites, tiles
 
 Array = jax.Array
 Edits = dict[str, Callable]
 
 
+@arguments.checked
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:

@@ -189,8 +189,6 @@ def _answers(
 ):
     """Finds the right and the wrong answer of each example, two arrays `[B]`."""
     if given is not None:
-        if isinstance(given, str) or len(given) != 2:
-            raise ValueError(f"answers must be two, (right, wrong), got {given!r}.")
         chosen = [encoding.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]
         running.check_classes("answers", *asked, chosen)

@@ -4,7 +4,7 @@ Dimensions: N examples, L layers, H heads, T positions.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -241,8 +241,6 @@ def chosen_layers(
     """
     if wanted is None:
         return chosen("layers", None, len(parts))
-    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
-        raise TypeError(f"layers must be a list, such as [0, 2], got {wanted!r}.")
     result: list[Any] = []
     addresses = [part.address for part in parts]
     for layer in wanted:
