@@ -156,7 +156,9 @@ def _said(hint: Any) -> str:
     if origin is collections.abc.Mapping and parts[1] is not Any:
         return f"a dict of which each value is {_said(parts[1])}"
     if origin is tuple and Ellipsis not in parts:
-        each = "" if len(set(parts)) > 1 or Any in parts else f", each {_said(parts[0])}"
+        each = (
+            "" if len(set(parts)) > 1 or Any in parts else f", each {_said(parts[0])}"
+        )
         return f"a tuple of {len(parts)}{each}"
     known = _NAMES.get(origin or hint)
     name = getattr(origin or hint, "__name__", str(hint))

@@ -290,7 +290,7 @@ class _HeadRuns:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
         run = running.editing(self._run, changed, self._clean)
-        look = running.looking(run, list(self.read), self._clean, strict=False)
+        look = running.looking(run, [tuple(self.read)], self._clean)
         return look(self._clean)
 
     def reading(
@@ -308,7 +308,7 @@ class _HeadRuns:
     def computed(self, changed: edits.Edits) -> list[Array]:
         """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = running.looking(self._run, self.parts, self._clean)
+        look = running.looking(self._run, [tuple(self.parts)], self._clean)
         _, seen = running.editing(look, changed, self._clean)(self._clean)
         return [seen[name] for name in self.parts]
 

@@ -210,7 +210,7 @@ def editing(function: Callable, edits: Mapping[Any, Any], example: tasks.Example
 
 
 _OF_ATTENTION = "gates", "heads", "key", "map", "query", "scores", "value", "weights"
-_OF_STREAM = "stream", "embedding", "decoder_embedding", "output", "factor"
+_OF_STREAM = re.compile(r"stream|output|factor|(decoder_)?(token_)?embedding")
 
 
 def arranged(name: Any, value: Any, example: tasks.Example) -> Any:
@@ -222,7 +222,7 @@ def arranged(name: Any, value: Any, example: tasks.Example) -> Any:
     last = (name if isinstance(name, str) else name[0]).rpartition("/")[2]
     if last in _OF_ATTENTION and value.ndim == 3 and len(example.inputs) == 1:
         return jax.tree.map(lambda x: x[None] if jnp.ndim(x) else x, value)
-    if last in _OF_STREAM and value.ndim == 2:
+    if _OF_STREAM.fullmatch(last) and value.ndim == 2:
         for inputs in (example.inputs, example.decoder_inputs):
             sides = np.shape(inputs)[:2]
             if len(sides) == 2 and len(value) == math.prod(sides):
@@ -485,13 +485,14 @@ def by_kind(
     The kind is one of `models.KINDS`, or "" in models of one kind; see `kinds_of`.
     """
     if not (kinds := kinds_of(model, params, example)):
-        names = {"*": ""}
+        names: dict[Any, str] = {"*/map": ""}
     elif model.config is None and example is not None:
-        names = dict(zip(parts(model, params, example), kinds, strict=True))
+        paths = parts(model, params, example)
+        names = {(f"{x}/map",): y for x, y in zip(paths, kinds, strict=True)}
     else:
-        names = {"decoder/*/cross_attention": "cross", "decoder/*": "decoder"}
-        names["*"] = "encoder"
-    return {f"{x}/map": functools.partial(function, kind=y) for x, y in names.items()}
+        names = {"decoder/*/cross_attention/map": "cross", "decoder/*/map": "decoder"}
+        names["*/map"] = "encoder"
+    return {at: functools.partial(function, kind=kind) for at, kind in names.items()}
 
 
 def fetched(tree: Any) -> Any:
