@@ -144,22 +144,27 @@ def _is_tuple(value: Any, parts: tuple) -> bool:
     return len(value) == len(parts) and all(map(fits, value, parts))
 
 
-def _said(hint: Any) -> str:
-    """Names a type in words."""
+def _said(hint: Any, *, many: bool = False) -> str:
+    """Names a type in words, one value of it or many."""
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
-        return " or ".join(dict.fromkeys(map(_said, parts)))
-    if hint in _NUMBERS:
-        return _NUMBERS[hint][0]
-    if origin in _LISTS:
-        return f"a list of which each is {_said(parts[0])}"
-    if origin is collections.abc.Mapping and parts[1] is not Any:
-        return f"a dict of which each value is {_said(parts[1])}"
-    if origin is tuple and Ellipsis not in parts:
-        each = (
-            "" if len(set(parts)) > 1 or Any in parts else f", each {_said(parts[0])}"
-        )
-        return f"a tuple of {len(parts)}{each}"
+        return " or ".join(dict.fromkeys(_said(part, many=many) for part in parts))
     known = _NAMES.get(origin or hint)
     name = getattr(origin or hint, "__name__", str(hint))
-    return known or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    one = known or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    if hint in _NUMBERS:
+        one = _NUMBERS[hint][0]
+    elif origin in _LISTS:
+        one = f"a list of {_said(parts[0], many=True)}"
+    elif origin is collections.abc.Mapping:
+        one = f"a dict of {_said(parts[1], many=True)}"
+    elif origin is tuple and Ellipsis not in parts:
+        one = f"a tuple of {len(parts)}"
+        if len(set(parts)) == 1 and Any not in parts:
+            one += f" {_said(parts[0], many=True)}"
+    elif hint is Any:
+        one = "a value"
+    if not many:
+        return one
+    noun, *rest = one.partition(" ")[2].split(" of ", 1)
+    return " of ".join([f"{noun}s", *rest]) if noun else one

@@ -1,6 +1,8 @@
 """A mistake names the argument; where one reading makes sense, it is taken."""
 
+import ast
 import inspect
+import textwrap
 
 import jax
 import numpy as np
@@ -66,21 +68,27 @@ def test_texts_and_tokens_are_one_or_several(subject):
 
 
 MISTAKES = {
-    "edits must be a dict .* a function": lambda x: x.edited([{"*/heads": len}]),
-    "edits must be a dict of which": lambda x: x.edited({"*/heads": 5}),
+    "edits must be a dict of functions, got \\[": lambda x: x.edited(
+        [{"*/heads": len}]
+    ),
+    "edits must be a dict of functions, got {": lambda x: x.edited({"*/heads": 5}),
     "prompt must be a text, got array": lambda x: x.generate(np.array([[1, 2]])),
-    "tokens must be an integer or a list": lambda x: x.decode([[1], ["a"]]),
-    "text must be a text or a list of": lambda x: x.encode(5),
+    "tokens must be an integer or a list of integers": lambda x: x.decode([[1], ["a"]]),
+    "text must be a text or a list of texts": lambda x: x.encode(5),
     "measures must be a text or a list": lambda x: x.importance(len),
-    "at must be a text or a list": lambda x: x.look("ab", (0, 1)),
-    "layers must be a list of which": lambda x: x.statistics(["ab"], layers=0),
+    "at must be a text or a list of texts": lambda x: x.look("ab", (0, 1)),
+    "layers must be a list of integers or texts or None": lambda x: x.statistics(
+        ["ab"], layers=0
+    ),
     "layer must be an integer, got '0'": lambda x: x.strongest("0", 0, ["ab"]),
     "head must be an integer or None, got 1.5": lambda x: x.why(
         "ab", layer=0, head=1.5
     ),
-    "a head must be a tuple of 2, each an integer": lambda x: x.ablated((0, 1, 2)),
-    "inputs must be a list of which each is a text": lambda x: x.maps(["a", 1]),
+    "a head must be a tuple of 2 integers": lambda x: x.ablated((0, 1, 2)),
+    "inputs must be a list of texts": lambda x: x.maps(["a", 1]),
     "why must be an integer, got True": lambda x: x.maps("ab", why=True),
+    "keep must be a number or a list of lists of integers": lambda x: x.prune("half"),
+    "metric_drop must be a number": lambda x: x.prune(metric_drop=[0.1]),
     "answers must be a tuple of 2": lambda x: x.patch("ab", "ac", answers=5),
     "edits must be a dict": lambda x: mh.edit(_by_hand, 5),
     "at must be a text": lambda x: mh.look(_by_hand, 5),
@@ -104,7 +112,8 @@ def test_functions_of_models_refuse_what_is_no_model(name):
     function = getattr(mh.models, name)
     if not inspect.isfunction(function):
         return
-    count = len(inspect.signature(function).parameters)
+    parameters = inspect.signature(function).parameters.values()
+    count = sum(x.kind is x.POSITIONAL_OR_KEYWORD for x in parameters)
     with pytest.raises((TypeError, ValueError), match=r"must be|missing"):
         function(*["nan"] * count)
 
@@ -125,7 +134,7 @@ def test_what_fits_is_left_as_it_is():
 
 
 def test_every_verb_is_typed_as_a_method():
-    source = inspect.getsource(Subject)
-    typed = source[source.index("if TYPE_CHECKING") : source.index("def __repr__")]
-    names = {x.strip(" ,()\n") for x in typed.replace("import", ",").split(",")}
-    assert set(VERBS) == {name for name in names if name in vars(Subject)}
+    tree = ast.parse(textwrap.dedent(inspect.getsource(Subject)))
+    imports = [x for x in ast.walk(tree) if isinstance(x, ast.ImportFrom)]
+    typed = {alias.name: x.module for x in imports for alias in x.names}
+    assert typed == {name: verb.function.__module__ for name, verb in VERBS.items()}
