@@ -199,15 +199,16 @@ class Subject:
           ValueError: If there is no such layer or head.
           TypeError: If an argument is no pair of a layer and a head.
         """
+        pairs: Sequence[Any] = chosen
         if arguments.fits(chosen, tuple[Sequence[tuple[int, int]]]):  # a list of heads
-            (chosen,) = chosen
+            (pairs,) = chosen
         elif arguments.fits(chosen, tuple[int, int]):
-            chosen = (chosen,)
-        for pair in chosen:
+            pairs = [chosen]
+        for pair in pairs:
             arguments.check("a head", pair, tuple[int, int])
         parts = parts_of(self)
         by_path: dict[str, list[int]] = {}
-        for layer, head in chosen:
+        for layer, head in pairs:
             path = f"/{part_with(parts, layer, head)}"  # from the first part of names
             by_path.setdefault(path, []).append(head)
         edits = itertools.starmap(heads.edits.ablate, by_path.items())

@@ -61,6 +61,25 @@ def test_a_second_set_of_seeds_must_agree(halves, tmp_path):
     assert outcome.word == "inconclusive"
 
 
+def test_a_verdict_close_to_a_bound_is_of_six_seeds(halves, tmp_path):
+    measure = halves.measure
+
+    def spread(desk, seed, arm):
+        sizes = measure(desk, seed, arm)
+        size = sizes["size"] + 0.06 * (seed % 100 - 1) if arm == "claim" else 0.0
+        return sizes | {"size": size}
+
+    halves.measure = spread
+    (outcome,) = _all(halves, tmp_path, formats=())
+    assert outcome.seeds == tuple(range(100, 106))
+    assert outcome.missing() == []
+    assert halves.asked.count(PLANTED) == 1
+    (_,) = _all(halves, tmp_path, seeds=range(200, 203), formats=())
+    assert telling.Outcome.read(halves, tmp_path).second is None  # it takes six, too
+    (_,) = _all(halves, tmp_path, seeds=range(200, 206), formats=())
+    assert len(telling.Outcome.read(halves, tmp_path).second.seeds) == 6
+
+
 def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     config = make_config()
     halves.configs = lambda arm: {"one": config}
@@ -234,7 +253,7 @@ def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
     # Not of the claim as it is now: python -m experiments.reproduce --claim=... --store
     assert not outcome.missing()
     assert outcome.second is not None
-    assert claim.seeds == outcome.pilot.seeds_needed
+    assert claim.seeds == outcome.pilot.seeds_needed <= len(outcome.seeds)
     found, control = outcome.verdicts["claim"], outcome.verdicts["control"]
     if control.holding:  # what holds in it is void
         assert "void" in [each.word for each in found.judged] or not found.holding

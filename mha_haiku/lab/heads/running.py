@@ -224,7 +224,7 @@ def arranged(name: Any, value: Any, example: tasks.Example) -> Any:
         return jax.tree.map(lambda x: x[None] if jnp.ndim(x) else x, value)
     if _OF_STREAM.fullmatch(last) and value.ndim == 2:
         for inputs in (example.inputs, example.decoder_inputs):
-            sides = np.shape(inputs)[:2]
+            sides = () if inputs is None else np.shape(inputs)[:2]
             if len(sides) == 2 and len(value) == math.prod(sides):
                 return value.reshape(*sides, -1)
     return value
