@@ -72,7 +72,9 @@ MISTAKES = {
         [{"*/heads": len}]
     ),
     "edits must be a dict of functions": lambda x: x.edited({"*/heads": 5}),
-    "prompt must be a text, got array": lambda x: x.generate(np.array([[1, 2]])),
+    "prompt must be a text or a list of texts, got array": lambda x: x.generate(
+        np.array([[1, 2]])
+    ),
     "tokens must be an integer or a list of integers": lambda x: x.decode([[1], ["a"]]),
     "text must be a text or a list of texts": lambda x: x.encode(5),
     "measures must be a text or a list": lambda x: x.importance(len),

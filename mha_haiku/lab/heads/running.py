@@ -488,7 +488,10 @@ def by_kind(
         names: dict[Any, str] = {"*/map": ""}
     elif model.config is None and example is not None:
         paths = parts(model, params, example)
-        names = {(f"{x}/map",): y for x, y in zip(paths, kinds, strict=True)}
+        names = {
+            (f"{x}/map".removeprefix("/"),): y
+            for x, y in zip(paths, kinds, strict=True)
+        }
     else:
         names = {"decoder/*/cross_attention/map": "cross", "decoder/*/map": "decoder"}
         names["*/map"] = "encoder"
