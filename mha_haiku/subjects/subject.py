@@ -199,9 +199,9 @@ class Subject:
           ValueError: If there is no such layer or head.
           TypeError: If an argument is no pair of a layer and a head.
         """
-        pairs: Sequence[Any] = chosen
+        pairs: Any = chosen
         if arguments.fits(chosen, tuple[Sequence[tuple[int, int]]]):  # a list of heads
-            (pairs,) = chosen
+            pairs = chosen[0]
         elif arguments.fits(chosen, tuple[int, int]):
             pairs = [chosen]
         for pair in pairs:

@@ -262,18 +262,18 @@ def _roots(value: levels.Value) -> Iterator[levels.Value]:
 
 def _is_of_sum(value: levels.Value) -> bool:
     """Checks whether a value is a sum of data, up to operations of norms."""
-    waiting = [value]
+    # Constants, such as the bounds of a maximum, do not count.
+    waiting = [value.maker]
     for _ in range(_MOST_BEFORE_ROOTS):
-        # Constants, such as the bounds of a maximum, do not count.
-        waiting = [x for x in waiting if x.maker is not None]
+        waiting = [maker for maker in waiting if maker is not None]
         if not waiting:
             return False
-        maker = waiting.pop(0).maker
+        maker = waiting.pop(0)
         is_square = len({x.number for x in maker.inputs}) == 1
         if maker.name == "reduce_sum" or maker.name == "dot_general" and is_square:
             return maker.inputs[0].is_data
         if maker.name in _BEFORE_ROOTS | levels.NEUTRAL:
-            waiting += maker.inputs
+            waiting += [x.maker for x in maker.inputs]
     return False
 
 
