@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import checks, sites, tiles
+from mha_haiku.core import arguments, checks, sites, tiles
 
 Array = jax.Array
 Edits = dict[sites.Address, Callable]
 
 
+@arguments.checked
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:

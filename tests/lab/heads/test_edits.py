@@ -222,7 +222,6 @@ def test_positions_are_an_axis_of_every_site(fields):
     [
         (lambda: edits.ablate(0, H), (B, T, H, K), "heads .* 0 to 2, got 3"),
         (lambda: edits.ablate(0, [0, -1]), (B, T, H, K), "heads .* 0 to 2, got -1"),
-        (lambda: edits.ablate("a", 1.5), (B, T, H, K), "heads .* 0 to 2, got 1.5"),
         (lambda: edits.patch("heads", 0, [T]), (B, T, H, K), "positions .* got 5"),
         (lambda: edits.patch("stream", 0, -6), (B, T, D), "from -5 to 4, got -6"),
         (lambda: edits.patch("*/f*", 0, [0]), (B, T, D), "whole name of a site"),
