@@ -161,6 +161,8 @@ def dump_attention(
         text = checks.text_of(text_file, f"--text_file={text_file}")
     elif text is not None and os.path.isfile(os.path.expanduser(text)):
         raise ConfigError(f"--text={text} is a file. Did you mean --text_file={text}?")
+    if out is not None:
+        place(out, run.workdir, "attention")  # before the work
     maps = dumping.dump(
         run.subject(),
         layers=layers,

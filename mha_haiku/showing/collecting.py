@@ -210,11 +210,15 @@ def map_set(
     """
     columns = [range(len(layer.heads)) for layer in layers]
     known = summary([layer_seen.numbers for layer_seen in seen], columns)
-    filled = (_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples))
+    filled = [_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples)]
+    weights = [x for example in filled for x in example.weights]
+    are_shares = all(((x >= 0) & (x <= 1)).all() for x in weights)
     if all(layer_seen.evidence for layer_seen in seen):
         found = roles(seen).columns
         known |= {name: found[name] for name in (ROLE, OFFSET) if name in found}
-    return MapSet(name, tuple(layers), tuple(filled), step, known)
+    return MapSet(
+        name, tuple(layers), tuple(filled), step, known, are_shares=are_shares
+    )
 
 
 def _filled(

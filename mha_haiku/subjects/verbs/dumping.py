@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, checks
+from mha_haiku.core import attention, checks, outputs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Layer, map_set
@@ -66,6 +66,7 @@ def dump(
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes
     if cluster.is_first():
+        outputs.claim(folder, ["maps.npz"])
         maps.save(folder / "maps.npz")
     return folder / "maps.npz"
 
@@ -205,9 +206,9 @@ def write_report(
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Pictures (`layer_00.png`, or `cross_00.png`) of layers that are no longer in
-    `maps.npz` are removed, so that the folder never mixes two runs. Without matplotlib
-    only the page is written. Returns the written paths, the page last.
+    Pictures (`layer_00.png`, or `cross_00.png`) that an earlier report has written of
+    layers that are no longer in `maps.npz` are removed. Without matplotlib only the
+    page is written. Returns the written paths, the page last.
     """
     folder, formats = checks.as_path(folder), drawing.formats_of(formats)
     maps = map_set.MapSet.load(folder / "maps.npz")
@@ -219,11 +220,13 @@ def write_report(
             count, unit="picture", name="attention", doing="drawing"
         ) as bar:
             for name, picture in figures.pictures(maps, formats):
+                outputs.claim(folder, [name])
                 written.append(files.write(folder / name, picture))
                 bar.update()
-    for path in folder.iterdir():
+    for path in map(folder.joinpath, outputs.names(folder)):
         if _PICTURE.fullmatch(path.name) and path not in written:
-            path.unlink()
+            path.unlink(missing_ok=True)
+    outputs.claim(folder, ["index.html"])
     return [*written, files.write(folder / "index.html", html)]
 
 

@@ -86,7 +86,10 @@ def test_numbers_are_those_that_were_computed(trained):
 
     numbers = {
         "ablation": records.Column(
-            np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
+            np.array([[1.0, 2], [3, 4]]),
+            "nats",
+            heads.MEASURES["ablation"].label.format(metric="loss"),
+            np.eye(2),
         )
     }
     layers = tuple(records.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
@@ -96,6 +99,11 @@ def test_numbers_are_those_that_were_computed(trained):
     (maps,) = dossiers.of_folder(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.columns["ablation"].mean, [[1, 2], [3, 4]])
+    # Nor is a number that says that it is something else one of these measures.
+    renamed = {"ablation": numbers["ablation"]._replace(label="/etc/passwd")}
+    dataclasses.replace(result, columns=renamed).save(written)
+    (maps,) = dossiers.of_folder(trained / "attention").sets
+    assert "ablation" not in maps.columns and maps.missing
     # Of another step it says nothing of these maps.
     dataclasses.replace(result, step=20).save(written)
     (maps,) = dossiers.of_folder(trained / "attention").sets
