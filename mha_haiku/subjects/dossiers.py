@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
+from mha_haiku.lab.maps import NAMES
 from mha_haiku.records import Heads, archive, map_set
 from mha_haiku.records.heads import OFFSET
-from mha_haiku.showing import collecting
 from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
@@ -76,9 +76,8 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
         except archive.FormatError as error:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
-        named = {name for name, _ in collecting.NAMES.values()}
-        # An earlier version named the separators "special_tokens".
-        statistics = {*attention.STATISTICS, *named, "special_tokens", OFFSET}
+        named = {name for name, _ in NAMES.values()}
+        statistics = {*attention.STATISTICS, *named, OFFSET}
         alignments = {x: y for x, y in maps.columns.items() if x not in statistics}
         maps = dataclasses.replace(
             maps, name=f"step {step}", step=step, columns=alignments

@@ -11,7 +11,7 @@ import pytest
 
 import mha_haiku as mh
 from experiments import reproduce  # noqa: F401  (enters its command)
-from mha_haiku import commands
+from mha_haiku import commands, records
 from mha_haiku.commands import config_files, signatures, table
 from mha_haiku.core import checks
 from mha_haiku.subjects.subject import VERBS, Subject
@@ -93,7 +93,7 @@ Run: python -m experiments.count_parameters --workdir=runs/reverse --least=100
 import dataclasses
 from collections.abc import Sequence
 
-from mha_haiku import commands
+from mha_haiku import commands, records
 from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.subjects.subject import Subject, verb
@@ -264,8 +264,8 @@ def test_what_is_made_of_the_run_here_lies_next_to_it(
 
 
 def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
-    class Full:
-        title = "what was asked"
+    class Full(records.Result):
+        title, file_name = "what was asked", "answer"
 
         def text(self):
             return "what was found"

@@ -179,13 +179,6 @@ def test_a_damaged_archive_is_refused(load, tmp_path):
             map_set.MapSet.load(path)
 
 
-def test_a_lone_array_is_refused(tmp_path):
-    with open(tmp_path / "maps.npz", "wb") as file:
-        np.save(file, np.zeros(3))
-    with pytest.raises(checks.ConfigError, match="not a readable"):
-        map_set.MapSet.load(tmp_path / "maps.npz")
-
-
 def test_nothing_is_unpickled(load, tmp_path):
     load()
     name, array = "examples.0.weights.0", np.array([{"an": "object"}], dtype=object)

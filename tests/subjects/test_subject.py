@@ -547,41 +547,6 @@ _REFUSALS = {
 }
 
 
-@pytest.mark.slow
-def test_a_roll_out_of_texts_asks_for_their_next_tokens(llama):
-    """As a task's examples do, and the author of the model."""
-    options = dict(flow_examples=1, draws=2)
-    texts = [TEXT, "the mat sat on the cat"]
-    found = llama.rollout(texts, **options)
-    tokens = np.stack([llama.encode(text) for text in texts])
-    weights = np.ones(tokens.shape, np.float32)
-    weights[:, -1] = 0
-    batch = tasks.Example(tokens, np.roll(tokens, -1, 1), weights)
-    assert found.title.endswith("means over 2 examples")
-    assert found.changes["raw"].shape == (2, pretrained.L)
-    _same_studies(found, llama.rollout(batch, **options))
-
-    def logits_of(params, x):
-        return llama.model.apply(params, None, x, is_training=False).logits
-
-    # Without a task the tokens of the texts replace each other.
-    alone = llama.replace(task=None, config=None).rollout(texts, **options)
-    wrapped = mh.wrap(logits_of, llama.params, llama.codec.tokenizer)
-    wrapped = wrapped.replace(codec=llama.codec)
-    for examples in (texts, tokens):
-        _same_studies(alone, wrapped.rollout(examples, **options))
-    # Of texts that differ in their lengths, a function reads one at a time.
-    several = [TEXT, "the cat sat on the mat and the dog"]
-    found = wrapped.rollout(several, **options)
-    assert found.changes["raw"].shape == (2, pretrained.L)
-
-
-def _same_studies(found, wanted):
-    for name in ("raw", "roll-out", "flow"):
-        np.testing.assert_allclose(found.changes[name], wanted.changes[name], atol=1e-6)
-        np.testing.assert_allclose(found.drops[name], wanted.drops[name], atol=1e-6)
-
-
 @pytest.mark.parametrize("name", _REFUSALS)
 def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
     call, message = _REFUSALS[name]
@@ -1000,22 +965,6 @@ def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     batches[1] |= {"scale": 2 * scale}
     with pytest.raises(ValueError, match="must be of one length, with equal settings"):
         mh.wrap(scaled, foreign.params, examples=batches).examples(3)
-
-
-@pytest.mark.slow
-def test_a_roll_out_has_keywords_that_are_not_per_example(foreign):
-    def f(params, tokens, scale, places):
-        middle = params["table"][places].mean(0, keepdims=True)
-        return _by_hand(params | {"table": scale * (params["table"] + middle)}, tokens)
-
-    rows = np.random.default_rng(0).integers(0, 7, (3, 5))
-    given = {"scale": np.float32(0.5), "places": np.arange(5)}
-    options = dict(flow_examples=2, draws=1)
-    whole = lambda params, tokens: f(params, tokens, **given)  # noqa: E731
-    wanted = mh.wrap(whole, foreign.params).rollout(rows, **options)
-    found = mh.wrap(f, foreign.params).rollout({"tokens": rows} | given, **options)
-    _same_studies(found, wanted)
-    assert len(found.changes["flow"]) == 2
 
 
 @pytest.mark.slow

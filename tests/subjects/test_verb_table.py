@@ -151,7 +151,7 @@ CALLS = {
     "prune": lambda s, x, y, n, out: s.prune(0.5),
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
-    "rollout": lambda s, x, y, n, out: s.rollout(n, flow_examples=1, draws=1),
+    "rollout": lambda s, x, y, n, out: s.rollout(x),
     "save": lambda s, x, y, n, out: s.save(
         out, **({} if s.config is None else {"family": "mha_haiku"})
     ),
@@ -181,7 +181,7 @@ def test_every_verb_and_reason_is_in_the_table():
 
 _SLOW = pytest.mark.slow
 # Of models that are built here, these take minutes, and have tests of their own.
-_LONG = ("learn_gates", "train", "sweep", "prune", "rollout", "reads", "why", "writes")
+_LONG = ("learn_gates", "train", "sweep", "prune", "reads", "why", "writes")
 _BUILT = ("causal", "encoder", "encoder-decoder", "sentences")
 
 
