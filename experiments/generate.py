@@ -1,4 +1,4 @@
-"""Writes texts with a trained run: continues a prompt, or answers a source.
+"""Writes a text with a trained run: continues a prompt, or answers a source.
 
 Run: python -m experiments.generate --workdir=runs/text_lm --prompt="The "
 """

@@ -38,7 +38,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
     The hash of a number says whether it is held out: no number is in both parts. S and
     T are the lengths of the longest words. Tokenizers are trained on all numbers.
 
-    Metric: accuracy and exact match; of answers that a model has decoded see `score`.
+    Metric: accuracy and exact match.
     Baseline: see `PairsTask.baseline`.
     """
 

@@ -34,7 +34,7 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
     The hash of a word says whether it is held out: no word is in both parts.
 
-    Metric: accuracy and exact match with the targets; for decoded answers see `score`.
+    Metric: accuracy and exact match with the targets.
     Baseline: see `PairsTask.baseline`.
 
     Source: Yolchuyeva et al. 2019, https://arxiv.org/abs/2004.06338, without stress.
@@ -91,10 +91,6 @@ class Pronounce(sequence_to_sequence.PairsTask):
                     f"{self.name}, got {letter!r} in {text!r}."
                 )
         return self.fitting(np.array(_encoded(word), np.int32))
-
-    def right_answers(self, example: base.Example) -> list[list[int]]:
-        known = self._pronunciations.get(self.question(example))
-        return super().right_answers(example) if known is None else list(known)
 
     @functools.cached_property
     def _phonemes(self) -> tuple[str, ...]:

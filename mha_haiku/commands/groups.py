@@ -1,16 +1,14 @@
 """Flags that commands share, in groups: a command takes a group as one parameter.
 
-`ready()` of a group is entered before the command is called, in the parameters' order.
+`ready()` of a group is called before the command, in the parameters' order.
 """
 
-import contextlib
 import dataclasses
 import functools
 import os
 import pathlib
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Sequence
 
 import jax
 
@@ -31,8 +29,8 @@ class Group:
 
     flags_title = ""  # over these flags in `--help`
 
-    def ready(self) -> AbstractContextManager[None] | None:
-        """Prepares the command; returns a context to enter while it runs, or None."""
+    def ready(self) -> None:
+        """Prepares the command."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,20 +40,16 @@ class Run(Group):
     Args:
       workdir: Folder of a trained run.
       step: Step of a checkpoint; defaults to the newest.
-      trust_code: Execute the Python file that a run names as its task.
+      trust: Execute the Python file that a run names as its task.
     """
 
     workdir: str
     step: int | None = None
-    trust_code: bool = False
-
-    def ready(self) -> AbstractContextManager[None]:
-        """Permits executing the file of the task, if it is trusted."""
-        return tasks.trusting_runs(self.trust_code)
+    trust: bool = False
 
     def subject(self) -> RunSubject:
         """Loads the run."""
-        return Subject.of_folder(self.workdir, self.step)
+        return Subject.of_folder(self.workdir, self.step, trust=self.trust)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,12 +60,12 @@ class Config(Group):
       config: File with the run's config; it is Python, and is executed (required unless
         --workdir already holds a run).
       workdir: Folder of the run; defaults to runs/<name of the config>.
-      trust_code: Execute the Python file that a run names as its task.
+      trust: Execute the Python file that a run names as its task.
     """
 
     config: str | None = None
     workdir: str | None = None
-    trust_code: bool = False
+    trust: bool = False
     overrides: Overrides = Overrides()
 
     @functools.cached_property
@@ -84,7 +78,8 @@ class Config(Group):
             for name, text in self.overrides:
                 if name == "config.task.name":  # the run may have that task
                     tasks.of_name(text)
-            config = folders.read_config(folders.Folder(checks.as_path(self.workdir)))
+            folder = folders.Folder(checks.as_path(self.workdir))
+            config = folders.read_config(folder, trust=self.trust)
         if config is None:
             raise checks.ConfigError(
                 "--config=... is missing.\n"
@@ -99,12 +94,11 @@ class Config(Group):
             self.workdir or f"runs/{pathlib.Path(self.config or '').stem}"
         )
 
-    @contextlib.contextmanager
-    def ready(self) -> Iterator[None]:
+    def ready(self) -> None:
         """Reads the config, which may have mistakes."""
-        with tasks.trusting_runs(self.trust_code):
-            _ = self.value
-            yield
+        start = self.value.init_from
+        if start and self.trust:  # its task's file is executed now
+            folders.read_config(folders.Folder(checks.as_path(start)), trust=True)
 
 
 @dataclasses.dataclass(frozen=True)

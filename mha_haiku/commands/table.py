@@ -5,7 +5,6 @@ functions that `command` enters in the table.
 """
 
 import atexit
-import contextlib
 import functools
 import os
 import pathlib
@@ -191,12 +190,7 @@ def _run(entry: Command, arguments: Sequence[str]) -> int | None:
         print(_help(entry, options, arguments), flush=True)
         return 0
     values = signatures.parse(options, arguments)
-    with contextlib.ExitStack() as stack:
-
-        def enter(group: groups.Group) -> None:
-            stack.enter_context(group.ready() or contextlib.nullcontext())
-
-        return signatures.call(entry.function, values, enter)
+    return signatures.call(entry.function, values, lambda group: group.ready())
 
 
 def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> str:

@@ -95,15 +95,6 @@ class OneOf:
         return checks.choice(name, value, self.choices)
 
 
-def portion(name: str, value: Any) -> float:
-    """Checks that a value is a number in [0, 1]."""
-    if checks.non_negative_number(name, value) > 1:
-        raise ValueError(
-            f"{name} must be a number in [0, 1], got {checks.shown(value)}."
-        )
-    return value
-
-
 def field(
     default: Any,
     meaning: str,

@@ -9,8 +9,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import ad_checkpoint
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir, partial_eval
+
+PARAMETER = "mha_haiku_parameter"
+"""Name that marks parameters, which recognition tells from data."""
 
 SEEN = "mha_haiku_attention"
 """Named scope of attention that already has sites, which recognition skips."""
@@ -73,6 +79,17 @@ def parameters(tree: Any, facets: tuple, fit: Callable | None = None) -> dict:
     # the innermost out.
     kept = tuple(range(tree.num_leaves))
     return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
+
+
+def mark_parameters(tree: Any) -> Any:
+    """Marks arrays as parameters of the program being traced; it stays the same."""
+
+    def mark(x: Any) -> Any:
+        dtype = getattr(x, "dtype", None)  # None for an activation, say
+        is_number = dtype is not None and jnp.issubdtype(dtype, np.number)
+        return ad_checkpoint.checkpoint_name(x, PARAMETER) if is_number else x
+
+    return jax.tree.map(mark, tree)
 
 
 def _jvp(primals: Sequence, tangents: Sequence, **params) -> tuple[list, list]:

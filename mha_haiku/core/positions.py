@@ -40,10 +40,6 @@ def sinusoidal(
       ValueError: If `size` is odd or below 2.
 
     Source: Vaswani et al. 2017, section 3.5, https://arxiv.org/abs/1706.03762.
-
-    Example:
-      >>> mh.positions.sinusoidal(jnp.arange(5), 8).shape
-      (5, 8)
     """
     if size < 2 or size % 2:
         raise ValueError(f"size must be even and at least 2, got {size}.")
@@ -117,14 +113,7 @@ def _angles(
 
 
 def as_bias(value: "ScoreBias | ArrayLike | None") -> "ScoreBias | None":
-    """Converts a score bias, None, or floats `[B..., T, S]` or `[B..., H, T, S]`.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
-      >>> bias = mh.positions.as_bias(np.zeros((5, 5)))
-      >>> mh.attend(query, key, value, bias=bias)[0].shape
-      (5, 2, 4)
-    """
+    """Converts a score bias, None, or floats `[B..., T, S]` or `[B..., H, T, S]`."""
     if value is None or isinstance(value, ScoreBias):
         return value
     value = value if isinstance(value, jax.Array) else np.asarray(value)
@@ -137,15 +126,7 @@ def as_bias(value: "ScoreBias | ArrayLike | None") -> "ScoreBias | None":
 
 
 class ScoreBias(tiles.Part, abc.ABC):
-    """A bias that is added to the scores; a pytree.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
-      >>> bias = mh.positions.alibi(2)
-      >>> _, attention_map = mh.attend(query, key, value, bias=bias)
-      >>> attention_map.shape
-      (2, 5, 5)
-    """
+    """A bias that is added to the scores; a pytree."""
 
     @abc.abstractmethod
     def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
@@ -221,11 +202,6 @@ def alibi(num_heads: int) -> ScoreBias:
 
     Source: Press et al. 2022, section 3, https://arxiv.org/abs/2108.12409; numbers of
     heads that are not powers of two follow the authors' code.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
-      >>> mh.attend(query, key, value, bias=mh.positions.alibi(2))[0].shape
-      (5, 2, 4)
     """
     checks.positive_integer("num_heads", num_heads)
     largest_power = 2 ** math.floor(math.log2(num_heads))
@@ -252,13 +228,6 @@ def relative_bias(
         `max_distance` lies within the exact ones.
 
     Source: Raffel et al. 2020 (T5), section 2.1, https://arxiv.org/abs/1910.10683.
-
-    Example:
-      >>> table = np.zeros((32, 2))  # a number for each bucket and head
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 5, 2, 4))
-      >>> bias = mh.positions.relative_bias(table, bidirectional=True)
-      >>> mh.attend(query, key, value, bias=bias)[0].shape
-      (5, 2, 4)
     """
     table = jnp.asarray(table)
     if table.ndim != 2:

@@ -313,18 +313,6 @@ def integers(
     return array
 
 
-def checked_index(name: str, index: Any, size: int) -> Any:
-    """Checks an index into `size` entries; it may be negative or traced."""
-    if isinstance(index, core.Tracer):
-        return index
-    number = np.asarray(index)
-    if number.ndim or number.dtype.kind not in "iu" or not -size <= number < size:
-        raise ValueError(
-            f"{name} must be an integer in {-size}..{size - 1}, got {index!r}."
-        )
-    return int(number) % size
-
-
 def check_axes(name: str, array: ArrayLike, wanted: tuple, axes: str) -> None:
     """Raises ValueError unless the shape is `wanted`; 1 and None match any size."""
     shape = jnp.shape(array)

@@ -291,6 +291,4 @@ def _tokenizer_file(tokenizer: tokenization.Tokenizer, family: str | None) -> st
             "a tokenizer of characters has no tokenizer.json of transformers; "
             f"family={loading.OWN!r} keeps it."
         )
-    if isinstance(tokenizer, tokenization.BytePairs):
-        content = tokenization.encoding_whole_texts(content)
     return json.dumps(content) + "\n"

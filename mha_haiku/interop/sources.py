@@ -23,6 +23,7 @@ _CONFIG = "config.json"
 _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
+_GENERATION = "generation_config.json"
 # Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
 # Of a card: its fields at the top, and blocks of code.
@@ -114,10 +115,27 @@ def _open_folder(folder: Path, weights: Path | None = None) -> Source:
 
     def read_tokenizer(rows: int):
         file = folder / _TOKENIZER
-        return tokenization.read_file(file, rows, rows) if file.exists() else None
+        if not file.exists():
+            return None
+        ends = _end_tokens(folder, contents)
+        return tokenization.read_file(file, rows, rows, ends)
 
-    config = arrays.read_json(config)
-    return Source(str(folder), config, stored, read_tokenizer, folder)
+    contents = arrays.read_json(config)
+    return Source(str(folder), contents, stored, read_tokenizer, folder)
+
+
+def _end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
+    """Reads which tokens end a text: one, a list, or none."""
+    file = folder / _GENERATION
+    contents = arrays.read_json(file) if file.exists() else config
+    ends = contents.get("eos_token_id")
+    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
+    if not all(isinstance(token, int) and token >= 0 for token in ends):
+        raise checks.ConfigError(
+            f"eos_token_id of {folder} must be an integer of at least 0 or a list of "
+            f"them, got {checks.shown(ends)}."
+        )
+    return tuple(ends)
 
 
 def _open_gguf(path: Path) -> Source:

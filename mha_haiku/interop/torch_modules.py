@@ -57,6 +57,7 @@ class TorchModule(NamedTuple):
     padding: int | None  # the token that a decoder reads where no label counts
     predicts_next: bool  # whether labels are shifted by one, as in causal models
     max_length: int | None  # of inputs, where positions have a table
+    end_tokens: tuple[int, ...]  # those that end a text
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
 
@@ -151,11 +152,20 @@ def convert(module: Any) -> TorchModule:
         getattr(of_model, padding, getattr(of_text, padding, None)),
         _predicts_next(module),
         _max_length(module) if main == _TOKENS else None,
+        _end_tokens(of_text or of_model),
         (
             _num_tokens(module),
             _num_tokens(module.get_decoder()) if has_decoder else None,
         ),
     )
+
+
+def _end_tokens(config: Any) -> tuple[int, ...]:
+    """Finds the tokens that end a text in a config of transformers."""
+    ends = getattr(config, "eos_token_id", None)
+    if ends is None:
+        return ()
+    return tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
 
 
 def _bare(module: Any) -> Any:

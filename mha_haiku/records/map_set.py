@@ -187,14 +187,6 @@ class MapSet:
         fewer heads end with NaN.
       missing: Pairs of a missing result ("importance") and the command to compute it.
       are_shares: Whether all weights are from 0 to 1, as they are after a softmax.
-
-    Example:
-      >>> from mha_haiku.records import map_set
-      >>> axis = map_set.Axis.whole("abc")
-      >>> example = map_set.Example("one", axis, axis, (np.ones((2, 3, 3)) / 3,))
-      >>> layer = mh.heads.Heads.of_examples(np.ones((1, 1, 2))).layers
-      >>> mh.MapSet("uniform", layer, (example,)).check().shape
-      (1, 2)
     """
 
     name: str

@@ -67,13 +67,7 @@ class Lens(Result):
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Compositions(Result):
-    """How much each head reads from every other head, from weights only.
-
-    Example:
-      >>> found = subject.compositions("k")
-      >>> found.scores.shape, found.rows()[0]["sender_head"]
-      ((2, 2, 2, 2), 0)
-    """
+    """How much each head reads from every other head, from weights only."""
 
     kind: str  # through which a head reads: "q", "k" or "v"
     # `[L, H, L, H]`, the writing head first, in [0, 1]; NaN where a head cannot read

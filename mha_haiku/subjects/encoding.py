@@ -32,7 +32,7 @@ class Codec(NamedTuple):
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
     alone: Callable[[str], Any] = _no_answer  # without any special tokens
     tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
-    end_token: int | None = None  # of a text
+    end_tokens: tuple[int, ...] = ()  # those that end a text
     # Of a wrapped model, the keywords of its inputs: the first one present counts.
     names: tuple[str, ...] = ("inputs",)
     has_decoder: bool = False
@@ -109,9 +109,10 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     def decode(tokens: Sequence[int]) -> str:
         return tokenizer.decode([int(token) for token in tokens])
 
-    end_token = getattr(tokenizer, "eos_token_id", None)
+    end = getattr(tokenizer, "eos_token_id", None)
+    ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
-    return Codec(encode, decode, label, encode, alone, end_token=end_token)
+    return Codec(encode, decode, label, encode, alone, end_tokens=ends)
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -128,7 +129,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
         return _without_added_space(text, tokens, tokenizer.encode)
 
     alone = functools.partial(tokenization.encoded, tokenizer)
-    return Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
+    codec = Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
+    return codec._replace(end_tokens=tokenizer.end_tokens)
 
 
 def _without_added_space(

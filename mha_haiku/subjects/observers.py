@@ -1,15 +1,14 @@
 """Records of a run while it trains, and pictures of how it learned.
 
-`Timeline` follows the heads, `Snapshots` their maps, `Samples` what the model writes.
+`Timeline` follows the heads, `Snapshots` their maps.
 
 P points, L layers, H heads of a layer.
 """
 
 import functools
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +19,9 @@ from mha_haiku.core import checks, fields, models
 from mha_haiku.lab import heads
 from mha_haiku.records.heads import ROLE, Column
 from mha_haiku.showing import curves, saving
-from mha_haiku.subjects import computing, conversion, dossiers
+from mha_haiku.subjects import computing, dossiers
 from mha_haiku.subjects.subject import Subject, check_task
-from mha_haiku.subjects.verbs import dumping, generation
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
     configuration,
@@ -30,14 +29,11 @@ from mha_haiku.training.runs import (
     folders,
     loop,
     metrics_log,
-    progress,
 )
 
 _EXAMPLES = 64
 _POSITIONS = 2**13  # of all examples
 _GRADIENT = heads.MEASURES["gradient"]
-_TOKENS = 48  # of a prompt, and of its continuation, at most
-_SHOWN = 60  # characters of each
 
 
 class _Study(loop.Observer):
@@ -60,32 +56,7 @@ class _Study(loop.Observer):
         self._start(step)
 
 
-class _Log(_Study):
-    """Appends lines at each look to the file `file` of the run's folder."""
-
-    file: str
-    _lines: Callable[[int, Any], Iterator[dict[str, Any]]]  # of a step and parameters
-
-    def _start(self, step: int) -> None:
-        """Opens the file and drops its lines of steps after `step`."""
-        path = getattr(self._folder, self.file)
-        self._log = files.LineWriter(path, last_step=step)
-        lines = files.read_lines(path)
-        self._last = lines[-1]["step"] if lines else -1
-
-    def look(self, step: int, params: Any) -> None:
-        """Appends the lines of a step, unless the file has that step already."""
-        if step > self._last:
-            for line in self._lines(step, params):
-                self._log.append({"step": step, **line})
-            self._last = step
-
-    def end(self) -> None:
-        """Closes the file."""
-        self._log.close()
-
-
-class Timeline(_Log):
+class Timeline(_Study):
     """Appends to `timeline.jsonl` in a run's folder of heads.
 
     A line has `step`, the `roles` of all heads, and `scores`: scores of roles by name,
@@ -93,12 +64,27 @@ class Timeline(_Log):
     fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
     """
 
-    file = "timeline"
-
     def __init__(self, training: configuration.TrainingConfig):
         super().__init__(training.timeline_every)
 
-    def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
+    def _start(self, step: int) -> None:
+        """Opens the file and drops its lines of steps after `step`."""
+        path = self._folder.timeline
+        self._log = files.LineWriter(path, last_step=step)
+        lines = files.read_lines(path)
+        self._last = lines[-1]["step"] if lines else -1
+
+    def look(self, step: int, params: Any) -> None:
+        """Appends the line of a step, unless the file has that step already."""
+        if step > self._last:
+            self._log.append({"step": step, **self._line(params)})
+            self._last = step
+
+    def end(self) -> None:
+        """Closes the file."""
+        self._log.close()
+
+    def _line(self, params: Any) -> dict[str, Any]:
         subject = self._subject
         count = computing.batch_size(subject, _EXAMPLES, _POSITIONS)
         batches = [computing.held_out(subject, range(count))]
@@ -118,57 +104,7 @@ class Timeline(_Log):
         layers = models.heads_of_layers(subject.config.model)
         if any(layer.kind for layer in layers):
             line = {"layers": [layer.label for layer in layers], **line}
-        yield line
-
-
-class Samples(_Log):
-    """Shows texts at each evaluation, and appends them to samples.jsonl.
-
-    Causal models continue the first half of held-out examples, encoder-decoders
-    answer their sources: the same at every step, with the same seed. A line of
-    samples.jsonl has the `step`, a `generation.Text`, and the `right` answer.
-    """
-
-    file = "samples"
-
-    def __init__(self, training: configuration.TrainingConfig, kind: str | None):
-        """Takes the result of `generation.given` for the run."""
-        is_on = training.samples and kind
-        super().__init__(training.evaluate_every if is_on else 0)
-        self._training, self._kind = training, kind or ""
-
-    def _start(self, step: int) -> None:
-        super()._start(step)
-        subject = self._subject
-        self._job, examples = generation.of_held_out(
-            subject,
-            range(self._training.samples),
-            generation.strategy(self._kind),
-            most=_TOKENS,
-        )
-        rows = conversion.rows_of(examples) if self._kind == "source" else ()
-        self._right = [subject.task.answer(row.targets) for row in rows]
-
-    def wants(self, step: int) -> bool:
-        """Checks whether the run is evaluated at `step`, also after a resume."""
-        is_last = step == self._training.steps
-        return step > 0 and (step % self.every == 0 or is_last)
-
-    def _lines(self, step: int, params: Any) -> Iterator[dict[str, Any]]:
-        subject = self._job.subject.replace(params=params)
-        job = self._job._replace(subject=subject)
-        steps = self._training.steps
-        begun = f"step {step:>{len(str(steps))}}/{steps}  sample "
-        for i, text in enumerate(generation.write(job)):
-            given = _quoted(text.given, is_end=not self._right)
-            line = f"{begun}{given} -> {_quoted(text.text)}"
-            if not self._right:
-                yield text.record()
-            else:
-                right = self._right[i]
-                yield {**text.record(), "right": right}
-                line += f" ({'right' if text.text == right else _quoted(right)})"
-            progress.tell(line)
+        return line
 
 
 class Snapshots(_Study):
@@ -220,13 +156,6 @@ def spread(last: int, every: int, count: int) -> tuple[int, ...]:
     numbers = np.minimum(shifted, reports - count + 1) + places
     numbers[-1:] = reports  # also where there is one
     return tuple(np.minimum(numbers * every, last).tolist())
-
-
-def _quoted(text: str, *, is_end: bool = False) -> str:
-    """Quotes the beginning, or the end, of a text as one line."""
-    if len(text) > _SHOWN:
-        text = f"...{text[-_SHOWN:]}" if is_end else f"{text[:_SHOWN]}..."
-    return json.dumps(text, ensure_ascii=False)
 
 
 class _Line(NamedTuple):

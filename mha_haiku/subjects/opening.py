@@ -15,7 +15,7 @@ from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import computing, conversion, encoding, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping, generation
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop, starting
 
@@ -25,7 +25,7 @@ def load(
     *,
     step: int | None = None,
     dtype: Any = None,
-    trust_code: bool = False,
+    trust: bool = False,
 ) -> Subject:
     """Loads a trained model from a run, a file, a package or the hub.
 
@@ -36,12 +36,12 @@ def load(
         has no table here is loaded by transformers, and wrapped.
       step: Checkpoint of a run. Defaults to the newest.
       dtype: Dtype of pretrained parameters. Defaults to float32.
-      trust_code: Whether the Python file that a run names as its task may be executed;
+      trust: Whether the Python file that a run names as its task may be executed;
         `show` and others then accept the folder, too. No other file has code.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read, or it needs
-        `trust_code`.
+        `trust`.
       ValueError: If a dtype is given for a run, or a step for anything else.
 
     Example:
@@ -56,7 +56,7 @@ def load(
     if contents is not None and "config" in contents:  # and not of other libraries
         if dtype is not None:
             raise ValueError(f"dtype must be None for a run, got {dtype!r}.")
-        return Subject.of_folder(path, step, trust_code=trust_code)
+        return Subject.of_folder(path, step, trust=trust)
     if step is not None:
         raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
     found = sources.find(source)
@@ -85,7 +85,7 @@ def train(
     """Trains a model, or resumes its run, and returns it as a subject.
 
     Next to what `runs.train` writes, the folder gets its attention maps, and the
-    snapshots, timeline and samples that the config asks for; `show(workdir)` is their
+    snapshots, timeline that the config asks for; `show(workdir)` is their
     page. After an interrupt there are no maps; the same call resumes.
 
     Args:
@@ -139,7 +139,6 @@ def train_observed(
     watching = [
         observers.Timeline(training),
         observers.Snapshots(training, config.attention.snapshots),
-        observers.Samples(training, generation.given(config)),
     ]
     return loop.train(config, workdir, observers=watching, **options)
 
@@ -198,6 +197,7 @@ def wrap(
         module = torch_modules.convert(function)
         function, params = module.function, module.params
         read = {name: getattr(module, name) for name in module._fields[2:]}
+        read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name
     elif not is_function:

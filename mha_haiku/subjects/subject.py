@@ -96,10 +96,10 @@ class Subject:
         workdir: str | os.PathLike,
         step: int | None = None,
         *,
-        trust_code: bool = False,
+        trust: bool = False,
     ) -> "RunSubject":
         """Loads the run in a folder; see `runs.load_run`."""
-        run = folders.load_run(workdir, step, trust_code=trust_code)
+        run = folders.load_run(workdir, step, trust=trust)
         folder = folders.Folder(checks.as_path(workdir))
         return cls.of_run(run, folder.root.resolve().name, folder)
 
@@ -164,7 +164,8 @@ class Subject:
         parts = parts_of(self)
         by_path: dict[str, list[int]] = {}
         for layer, head in chosen:
-            by_path.setdefault(part_with(parts, layer, head), []).append(head)
+            path = f"/{part_with(parts, layer, head)}"  # from the first part of names
+            by_path.setdefault(path, []).append(head)
         edits = itertools.starmap(heads.edits.ablate, by_path.items())
         return self.edited(dict(collections.ChainMap(*edits)))
 

@@ -33,7 +33,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
         0.1,
         "learning rate of the last step, as a share of learning_rate, where a step is "
         "left after warm-up",
-        fields.portion,
+        checks.share,
     )
     weight_decay: float = field(
         0.0,

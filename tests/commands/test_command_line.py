@@ -41,7 +41,7 @@ def trained(monkeypatch, tmp_path):
             raise calls.error
         return types.SimpleNamespace(interrupted=calls.interrupted)
 
-    def load(workdir, step=None):
+    def load(workdir, step=None, trust=False):
         calls.workdir, calls.step = workdir, step
         return workdir
 

@@ -22,8 +22,7 @@ MASKS = [
     ~(masks.causal() & masks.window(2, None)) | masks.global_tokens([0, 3]),
     masks.window(None, 2),
     masks.causal() | masks.dilated(3),
-    masks.valid_lens([1, 2, 0, 5, 4]) | masks.padding(3, 4),
-    masks.valid_lens([3, 4]),
+    masks.padding([3, 4], [1, 2]),
 ]
 
 

@@ -331,7 +331,7 @@ def test_fields_of_tokenizers_of_a_wrong_type_are_named(name, values):
 
 
 def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
-    trained = tokenization.BytePairs.train(TEXT * 9, 270).tokenizer
+    trained = tokenization.train_byte_pairs(TEXT * 9, 270)._tokenizer
     content = json.loads(trained.to_str())["model"]
     ids = sorted(content["vocab"], key=content["vocab"].get)
     merges = [" ".join(pair) for pair in content["merges"]]

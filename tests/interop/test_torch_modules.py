@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.util
 import inspect
+import json
 import sys
 from typing import Any, NamedTuple
 
@@ -664,3 +665,27 @@ def test_pixels_and_sound_have_patches_and_seconds_along_their_maps():
     assert heard.key_tokens[0][:3] == ("0.00s", "0.02s", "0.04s")
     assert len(heard.key_tokens[0]) == given["input_features"].shape[-1] // 2
     assert heard.show().html
+
+
+def test_a_module_ends_at_each_end_token_of_its_folder(tmp_path):
+    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=9)
+    config = transformers.OPTConfig(
+        vocab_size=10, word_embed_proj_dim=8, max_position_embeddings=40, **sizes
+    )
+    transformers.OPTForCausalLM(config).save_pretrained(tmp_path)
+
+    def text(ends):
+        contents = json.dumps({"eos_token_id": ends})
+        (tmp_path / "generation_config.json").write_text(contents)
+        subject = mh.load(tmp_path)
+        codec = subject.codec._replace(
+            prompt=lambda text: list(map(int, text)),
+            decode=lambda tokens: "".join(map(str, tokens)),
+        )
+        options = dict(tokens=30, temperature=5.0)
+        return subject.replace(codec=codec).generate("1", **options)
+
+    free = text(None)
+    late, early = sorted(map(int, set(free)), key=lambda x: -free.index(str(x)))[:2]
+    assert text(late) == free[: free.index(str(late))]
+    assert text([late, early]) == free[: free.index(str(early))] != text(late)

@@ -386,8 +386,8 @@ def test_a_run_that_started_from_other_parameters_is_not_resumed(tmp_path, make_
 
 @pytest.mark.parametrize("text", [" was ", "was ", "  was"])
 def test_spaces_of_a_text_are_in_what_its_tokens_say(text):
-    for trained in (tokenization.Characters, tokenization.BytePairs):
-        codec = encoding.of_tokenizer(trained.train(" was it", 260))
+    for train in tokenization.TRAINERS.values():
+        codec = encoding.of_tokenizer(train(" was it", 260))
         assert codec.decode(codec.encode(text)) == text
 
 
@@ -522,10 +522,6 @@ def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
 
 
 _REFUSALS = {
-    "generate": (
-        lambda x: x.generate("a", beam=2),
-        "is not for 'by hand', which keeps",
-    ),
     "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
     "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
     "examples": (

@@ -4,6 +4,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from mha_haiku.core.attention.attention_map import AttentionMap
+from mha_haiku.core.attention.cache import Cache, Prompt
 from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
@@ -16,13 +17,14 @@ from mha_haiku.core.attention.scores import (
     linear,
     sigmoid,
 )
+from mha_haiku.core.attention.statistics import STATISTICS, Statistics
+from mha_haiku.core.attention.tiled.blockwise import Blockwise
+from mha_haiku.core.attention.tiled.grid import bin_edges
 
 if TYPE_CHECKING:
-    from mha_haiku.core.attention.cache import Cache, Prompt
     from mha_haiku.core.attention.sharded import IN_A_RING, Sharded
-    from mha_haiku.core.attention.statistics import STATISTICS, Statistics
-    from mha_haiku.core.attention.tiled.blockwise import Blockwise
-    from mha_haiku.core.attention.tiled.grid import bin_edges
+
+_SHARDED = ("IN_A_RING", "Sharded")
 
 __all__ = [
     "IMPLEMENTATIONS",
@@ -50,25 +52,12 @@ __all__ = [
     "unnormalized",
 ]
 
-# What `attend` does not need is imported on first use of its name.
-_PLACES = {
-    "Blockwise": "tiled.blockwise",
-    "Cache": "cache",
-    "IN_A_RING": "sharded",
-    "Prompt": "cache",
-    "STATISTICS": "statistics",
-    "Sharded": "sharded",
-    "Statistics": "statistics",
-    "bin_edges": "tiled.grid",
-}
-
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _SHARDED:  # meshes, which nothing else needs, are loaded when named
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    place = importlib.import_module(f"{__name__}.{_PLACES[name]}")
-    return getattr(place, name)
+    return getattr(importlib.import_module(f"{__name__}.sharded"), name)
 
 
 def __dir__() -> list[str]:
-    return [*globals(), *_PLACES]
+    return [*globals(), *_SHARDED]

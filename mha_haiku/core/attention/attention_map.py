@@ -7,27 +7,26 @@ normalizer other than softmax, its log denominator replaces the logsumexp.
 """
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Shaped
 
 from mha_haiku.core import checks, display, tiles
-from mha_haiku.core.attention import observation, scores
+from mha_haiku.core.attention import scores
+from mha_haiku.core.attention.factors import Factors
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
-
-if TYPE_CHECKING:
-    from mha_haiku.core.attention.statistics import Statistics
-
-
-def _engine():
-    # Loaded when a map is first read: `attend` needs none of it.
-    from mha_haiku.core.attention.tiled import engine
-
-    return engine
+from mha_haiku.core.attention.observation import (
+    NO_ARRAYS,
+    Observation,
+    SideArrays,
+    Sums,
+    Top,
+)
+from mha_haiku.core.attention.statistics import Statistics
+from mha_haiku.core.attention.tiled import divergences, engine
 
 
 @tiles.pytree
@@ -64,7 +63,7 @@ class AttentionMap:
     log_sum: LogSum
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
-    fold: Callable[..., observation.Sums] | None = tiles.static(default=None)
+    fold: Callable[..., Sums] | None = tiles.static(default=None)
 
     def __repr__(self) -> str:
         try:
@@ -99,7 +98,7 @@ class AttentionMap:
     @property
     def sees(self) -> Bool[Array, "*B H T"]:
         """Marks the queries that see any key, even one that is NaN."""
-        return self.weighting.score.sees(self)
+        return self.logsumexp != -jnp.inf
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -129,7 +128,7 @@ class AttentionMap:
     def scores(self) -> Float[Array, "*B H T S"]:
         """Computes the scores, with bias, -inf where masked; O(T S) memory."""
         num_queries, num_keys = self.shape[-2:]
-        scores = self._scores(np.arange(num_queries), np.arange(num_keys))
+        scores = self._factors().scores_at(np.arange(num_queries), np.arange(num_keys))
         return self.weighting.score.log_weights(scores)
 
     def tile(self, rows: tiles.Index, columns: tiles.Index) -> Float[Array, "*B H R C"]:
@@ -141,52 +140,7 @@ class AttentionMap:
         num_queries, num_keys = self.shape[-2:]
         rows = tiles.positions(rows, num_queries)
         columns = tiles.positions(columns, num_keys)
-        tile = self._scores(rows, columns)
-        logsumexp, remainder = (
-            tiles.take(x, rows, axis=-1)[..., None] for x in self.log_sum
-        )
-        # A row of NaN is treated like a fully masked one until the end; see `inputs`.
-        is_nan = jnp.isnan(logsumexp)
-        has_none = is_nan | (logsumexp == -jnp.inf)
-        tile = jnp.where(has_none, -jnp.inf, tile) - jnp.where(has_none, 0, logsumexp)
-        weights = self.weighting.score.weights(tile - remainder)
-        return jnp.where(is_nan, jnp.nan, weights)
-
-    def _scores(self, rows: Array | np.ndarray, columns: Array | np.ndarray) -> Array:
-        return self.weighting.scores(
-            tiles.take(self.query, rows, axis=-3),
-            tiles.take(self.key, columns, axis=-3),
-            *self.checked_origin().at(rows, columns),
-        )
-
-    def head(self, head: int | Array, *example: int | Array) -> "AttentionMap":
-        """Returns the map of one head of one example, with an index per batch axis.
-
-        Raises:
-          ValueError: If an index is missing or out of range; traced ones are clipped.
-        """
-        if len(example) != self.ndim - 3:
-            raise ValueError(
-                f"head() of a map of shape {self.shape} takes a head and an index for "
-                f"each batch axis, {self.ndim - 3}, got {len(example)}."
-            )
-        head = tiles.checked_index("head", head, self.shape[-3])
-        example = tuple(
-            tiles.checked_index(f"the index of batch axis {i}", *pair)
-            for i, pair in enumerate(zip(example, self.shape, strict=False))
-        )
-        group = head // (self.shape[-3] // self.key.shape[-2])
-        of = lambda x, i: tiles.at_batch(x, example)[:, i][:, None]  # noqa: E731
-        log_sum = jax.tree.map(
-            lambda x: tiles.at_batch(x, (*example, head))[None], self.log_sum
-        )
-        return AttentionMap(
-            of(self.query, head),
-            of(self.key, group),
-            log_sum,
-            self.weighting.at_head(example, head),
-            None if self.value is None else of(self.value, group),
-        )
+        return self._factors().weights_at(rows, columns)
 
     def row_sums(self) -> Float[Array, "*B H T"]:
         """Returns the sum of each query's weights: 1, or 0 if it is fully masked.
@@ -205,7 +159,7 @@ class AttentionMap:
         tokens: Array | np.ndarray | None = None,
         key_tokens: Array | np.ndarray | None = None,
         per_query: bool = False,
-    ) -> "Statistics":
+    ) -> Statistics:
         """Computes the statistics of each head, in one pass over the tiles.
 
         Queries that see nothing (padding) do not count. A counted query that sees NaN
@@ -226,8 +180,15 @@ class AttentionMap:
         Raises:
           ValueError: If an array does not fit the map, or a number of bins is below 1.
         """
-        arrays = counted, positions, tokens, key_tokens
-        return _engine().statistics(self, pooled, per_query, *arrays)
+        return engine.statistics(
+            self._factors(),
+            pooled=pooled,
+            per_query=per_query,
+            counted=counted,
+            positions=positions,
+            tokens=tokens,
+            key_tokens=key_tokens,
+        )
 
     def pooled(
         self,
@@ -254,20 +215,20 @@ class AttentionMap:
           ValueError: If a number of bins is below 1, or positions are not
             consecutive.
         """
-        return _engine().pooled(self, rows, columns, queries, keys)
+        return engine.pooled(self._factors(), rows, columns, queries, keys)
 
-    def top(self, k: int) -> observation.Top:
+    def top(self, k: int) -> Top:
         """Finds the k largest weights of each row, and their keys.
 
         Raises:
           ValueError: If `k` is not in 1..S.
         """
         checks.integer_in("k", k, 1, self.shape[-1])
-        return _engine().top(self, k)
+        return engine.top(self._factors(), k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
         """Multiplies the map by `x`: the weighted sum over keys for each query."""
-        return _engine().apply(self, x)
+        return engine.apply(self._factors(), x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:
         """Computes each head's output: its weights times its values, gated.
@@ -289,7 +250,7 @@ class AttentionMap:
         self, y: Shaped[Array, "*B T #H V"]
     ) -> Float[Array, "*B S H V"]:
         """Multiplies the transposed map by `y`: for each key the sum over queries."""
-        return _engine().apply_transposed(self, y)
+        return engine.apply_transposed(self._factors(), y)
 
     def divergence(
         self, other: "AttentionMap | None" = None
@@ -304,17 +265,22 @@ class AttentionMap:
 
         Source: Clark et al. 2019, section 6, https://arxiv.org/abs/1906.04341.
         """
-        from mha_haiku.core.attention.tiled import divergences
-
-        return divergences.divergence(self, other)
+        factors = None if other is None else other._factors()
+        return divergences.divergence(self._factors(), factors)
 
     def observe(
         self,
-        observed: observation.Observation,
-        given: observation.Given = observation.NOTHING_GIVEN,
-    ) -> observation.Sums:
+        observation: Observation,
+        arrays: SideArrays = NO_ARRAYS,
+    ) -> Sums:
         """Runs an observation over the tiles; sums get leading axes `[B..., H]`."""
-        return _engine().observe(self, observed, given)
+        return engine.observe(self._factors(), observation=observation, arrays=arrays)
+
+    def _factors(self) -> Factors:
+        """Returns the arrays that define the map, for the tile engine."""
+        self.checked_origin()
+        scoring = self.weighting.scoring()
+        return Factors(self.query, self.key, scoring, self.log_sum, self.fold)
 
     def checked_origin(self) -> tiles.Origin:
         """Returns the origin; raises ValueError where stacked maps have several."""

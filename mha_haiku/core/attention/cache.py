@@ -33,21 +33,7 @@ _FEWEST_SLOTS = 128  # with fewer, reading only a part of them is not worthwhile
 
 @tiles.pytree
 class Cache:
-    """The keys and values of the tokens so far, laid out for matrix products.
-
-    Example:
-      >>> def f(x, cache):  # the fourth token; the cache holds the first three
-      ...     attention = mh.MultiHeadAttention(2, 4)
-      ...     mask = mh.masks.causal()
-      ...     return attention.step(x, x, x, mask=mask, cache=cache, first_query=3)
-      ...
-      >>> f = hk.without_apply_rng(hk.transform(f))
-      >>> cache = mh.attention.Cache(jnp.ones((1, 2, 4, 10)), jnp.ones((1, 2, 10, 4)))
-      >>> x = jnp.ones((1, 1, 8))
-      >>> output, _, cache = f.apply(f.init(jax.random.key(0), x, cache), x, cache)
-      >>> output.shape
-      (1, 1, 8)
-    """
+    """The keys and values of the tokens so far, laid out for matrix products."""
 
     key: Array  # `[B..., G, K, W]`, zeros in slots not written yet
     value: Array  # `[B..., G, W, V]`, zeros in slots not written yet
@@ -195,19 +181,7 @@ class Cache:
 
 @tiles.pytree
 class Prompt:
-    """Attention among the tokens of prompts; also returns their cache.
-
-    Example:
-      >>> def f(x, prompt):
-      ...     attention = mh.MultiHeadAttention(2, 4)
-      ...     return attention.step(x, x, x, mask=mh.masks.causal(), cache=prompt)
-      ...
-      >>> f = hk.without_apply_rng(hk.transform(f))
-      >>> x, prompt = jnp.ones((1, 3, 8)), mh.attention.Prompt(jnp.array([3]), size=10)
-      >>> *_, cache = f.apply(f.init(jax.random.key(0), x, prompt), x, prompt)
-      >>> cache.key.shape  # [B, G, K, size]
-      (1, 2, 4, 10)
-    """
+    """Attention among the tokens of prompts; also returns their cache."""
 
     # `[B...]`, at least 1: the lengths of the prompts; later positions are padding.
     # At most `size`, unless the cache is a ring buffer; not checked while traced.

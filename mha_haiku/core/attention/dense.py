@@ -50,18 +50,18 @@ def _backward(
     rows: gradients.RowGradients,
     wants_bias: bool,
     dropout_rate: float,
-) -> tuple:
+) -> gradients.Gradients:
     query, key, value, weighting, *_ = inputs.zeroed()
     (tile,) = saved
-    *arrays, score, scores_grad = gradients.tile_gradients(
+    whole = gradients.tile_gradients(
         query, key, value, weighting.score, tile, _dropout(inputs, dropout_rate), rows
     )
     bias = None
     if wants_bias:
         zeros = jax.tree.map(jnp.zeros_like, weighting.bias)
         at = weighting.origin.at(*_spans(inputs))
-        bias = weighting.bias.add_gradient(zeros, scores_grad, *at)
-    return *arrays, bias, score
+        bias = weighting.bias.add_gradient(zeros, whole.scores, *at)
+    return gradients.Gradients(whole.query, whole.key, whole.value, bias, whole.score)
 
 
 attend = gradients.differentiable(formula, _backward)

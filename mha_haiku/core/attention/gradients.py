@@ -16,23 +16,16 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import core
 from jax.custom_derivatives import SymbolicZero
-from jax.extend.core import Primitive
-from jax.interpreters import ad, batching, mlir
 from jaxtyping import Array, Float
 
+from mha_haiku.core import positions
 from mha_haiku.core.attention import products, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 
 # In the pytree of a gradient, in the place of what is not differentiated.
 NO_GRADIENT: Any = None
-_FORWARD_MODE = (
-    "attention is differentiated in reverse mode (jax.grad, jax.vjp) by a custom "
-    "gradient; for forward mode (jax.jvp, jax.jacfwd, jax.linearize) use "
-    "implementation='formula'."
-)
 
 
 class RowGradients(NamedTuple):
@@ -46,6 +39,16 @@ class RowGradients(NamedTuple):
     logsumexp: Float[Array, "*B H T"]
 
 
+class TileGradients(NamedTuple):
+    """The gradients of a tile."""
+
+    query: Float[Array, "*B R H K"]
+    key: Float[Array, "*B C G K"]
+    value: Float[Array, "*B C G V"]
+    score: scores.Score
+    scores: Float[Array, "*B H R C"]  # of the scores, and so of the bias
+
+
 def tile_gradients(
     query: Float[Array, "*B R H K"],
     key: Float[Array, "*B C G K"],
@@ -54,8 +57,8 @@ def tile_gradients(
     tile: Float[Array, "*B H R C"],
     kept: Float[Array, "*B H R C"] | None,
     rows: RowGradients,
-) -> tuple[Array, Array, Array, scores.Score, Array]:
-    """Computes gradients of query, key, value, score and the tile, in this order.
+) -> TileGradients:
+    """Computes the gradients of a tile of scores.
 
     `kept` has the factors of dropout, or is None without dropout.
     """
@@ -69,7 +72,17 @@ def tile_gradients(
     scores_grad = jnp.where(weights == 0, 0, scores_grad)
     query_grad, key_grad, score_grad = score.gradients(query, key, scores_grad)
     value_grad = products.mix_transposed(used, rows.values, value.shape[-2])
-    return query_grad, key_grad, value_grad, score_grad, scores_grad
+    return TileGradients(query_grad, key_grad, value_grad, score_grad, scores_grad)
+
+
+class Gradients(NamedTuple):
+    """The gradients of attention: sums over its tiles."""
+
+    query: Float[Array, "*B T H K"]
+    key: Float[Array, "*B S G K"]
+    value: Float[Array, "*B S G V"]
+    bias: positions.ScoreBias | None  # None where it is not differentiated
+    score: scores.Score
 
 
 def differentiable(forward: Callable, backward: Callable) -> Callable:
@@ -77,8 +90,7 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
 
     `forward(inputs, options)` returns values `[B..., T, H, V]`, the `LogSum` of `[B...,
     H, T]` and a pytree that the gradient needs; options are static.
-    `backward(inputs, saved, rows, wants_bias, options)` returns the gradients of query,
-    key, value, bias (None unless wanted) and score.
+    `backward(inputs, saved, rows, wants_bias, options)` returns `Gradients`.
     """
     forward = jax.jit(forward, static_argnums=1)
     backward = jax.jit(backward, static_argnums=(3, 4))
@@ -97,13 +109,20 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
             # The gradient of the bias may be as large as the map, so it is computed
             # only where the bias is differentiated.
             wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
-            *arrays, bias, score = backward(inputs, saved, rows, wants_bias, options)
-            pairs = zip(arrays, inputs[:3], strict=True)
-            arrays = (gradient.astype(x.dtype) for gradient, x in pairs)
-            weighting = Weighting(NO_GRADIENT, bias, score, origin=NO_GRADIENT)
-            return (Inputs(*arrays, weighting=weighting),)
+            sums = backward(inputs, saved, rows, wants_bias, options)
+            weighting = Weighting(
+                NO_GRADIENT, sums.bias, sums.score, origin=NO_GRADIENT
+            )
+            return (
+                Inputs(
+                    sums.query.astype(inputs.query.dtype),
+                    sums.key.astype(inputs.key.dtype),
+                    sums.value.astype(inputs.value.dtype),
+                    weighting,
+                ),
+            )
 
-        return reverse_only(run, pull_back, _FORWARD_MODE)(inputs)
+        return with_gradient(run, pull_back)(inputs)
 
     return attend
 
@@ -139,15 +158,13 @@ def _row_gradients(
     )
 
 
-def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
+def with_gradient(run: Callable, pull_back: Callable) -> Callable:
     """Gives a function the gradient `pull_back`, in reverse mode only.
 
     `run(*arguments)` returns the outputs and the residuals that the gradient needs.
     `pull_back(arguments, saved, is_wanted, cotangents)` returns the gradients of the
     arguments. `is_wanted` has the structure of the arguments, with None for each array
-    that is not differentiated; a cotangent of zeros is None. Forward mode raises a
-    ValueError with the message `refusal`: JAX itself raises a `TypeError` that names no
-    alternative, and under jit only when lowering.
+    that is not differentiated; a cotangent of zeros is None.
     """
 
     # With symbolic zeros JAX says which inputs are differentiated (`perturbed`) and
@@ -166,39 +183,6 @@ def reverse_only(run: Callable, pull_back: Callable, refusal: str) -> Callable:
         )
         return pull_back(*residuals, cotangents)
 
-    # Arrays are guarded one by one, so that those that are not differentiated remain
-    # so.
-    def guarded(x: Any) -> Any:
-        if not isinstance(x, core.Tracer) or not jnp.issubdtype(x.dtype, jnp.floating):
-            return x
-        return _guarded.bind(x, message=refusal)
-
     function = jax.custom_vjp(lambda *arguments: run(*arguments)[0])
     function.defvjp(forward_rule, backward_rule, symbolic_zeros=True)
-    return lambda *arguments: function(*jax.tree.map(guarded, arguments))
-
-
-def _refuse(*_: Any, message: str):
-    raise ValueError(message)
-
-
-# An identity whose tangent passes through a primitive that can be transposed, but not
-# run, batched or compiled: reverse mode transposes it away, and forward mode runs into
-# it. It is a primitive, not a `jax.custom_jvp`, whose rule would be batched as a whole:
-# then the gradient of a vmap would look the same as `jax.jacfwd`, a vmap of jvp.
-_guarded = Primitive("reverse_only")
-_guarded.def_impl(lambda x, *, message: x)
-_guarded.def_abstract_eval(lambda x, *, message: x)
-mlir.register_lowering(_guarded, lambda _, x, *, message: [x])
-batching.defvectorized(_guarded)
-ad.primitive_jvps[_guarded] = lambda primals, tangents, *, message: (
-    primals[0],
-    _tangent.bind(tangents[0], message=message),
-)
-
-_tangent = Primitive("reverse_only_tangent")
-_tangent.def_impl(_refuse)
-_tangent.def_abstract_eval(lambda x, *, message: x)
-mlir.register_lowering(_tangent, _refuse)
-batching.primitive_batchers[_tangent] = _refuse
-ad.deflinear2(_tangent, lambda cotangent, x, *, message: [cotangent])
+    return function

@@ -14,16 +14,21 @@ from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, marking, masks, positions, tiles
-from mha_haiku.core.attention import attention_map, dense, normalizers, scores, sited
+from mha_haiku.core.attention import (
+    attention_map,
+    dense,
+    fused,
+    normalizers,
+    scores,
+    sited,
+)
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
+from mha_haiku.core.attention.tiled import blockwise
 
 # From the inputs and the rate of dropout to values `[B..., T, H, V]` and the logsumexp
 # `[B..., H, T]`, an array or a `LogSum`.
 Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
-
-# From the inputs, the rate of dropout and the platform to whether "auto" is to take it.
-Suits = Callable[[Inputs, float, str], bool]
 
 # Numbers of scores up to which the whole matrix is as fast as its tiles: measured on
 # CPUs; on accelerators a guess that keeps the scores within a quarter of a GiB.
@@ -75,8 +80,8 @@ def attend(
         rules out; `attention.Blockwise(rows=...)` is that with tiles of chosen sizes;
         "fused" is the kernel that JAX has for the accelerator, which knows some masks
         and dtypes only; "formula" is dense and differentiated by JAX itself, for
-        forward mode (`jax.jvp`), which others refuse. "auto" is fused where that can do
-        the call, else dense up to about a million scores on the CPU (2^26 on
+        forward mode (`jax.jvp`), which the others lack. "auto" is fused where that can
+        do the call, else dense up to about a million scores on the CPU (2^26 on
         accelerators), and blockwise beyond. `attention.Sharded(mesh)` shares batch,
         heads and positions among the devices of a mesh.
 
@@ -89,12 +94,6 @@ def attend(
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; grouped heads:
     Ainslie et al. 2023, https://arxiv.org/abs/2305.13245.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
-      >>> values, attention_map = mh.attend(query, key, value, mask=mh.masks.causal())
-      >>> values.shape, attention_map.shape
-      ((2, 5, 4, 8), (2, 4, 5, 5))
     """
     query, key, value = _arrays(query, key, value)
     mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
@@ -154,32 +153,18 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is "fused" where a kernel can do it, else the first of the registered ones that
-    says it suits; else "dense" where scores are few, and "blockwise" where they are
-    many.
+    It is "fused" where the kernel can do it, else "dense" where scores are few, and
+    "blockwise" where they are many.
     """
-    if platform != "cpu":  # which has no kernels
-        from mha_haiku.core.attention import fused
-
-        if fused.suits(inputs, dropout_rate, platform):
-            return "fused"
-    for name, suits in _SUITS.items():
-        if suits(inputs, dropout_rate, platform):
-            return name
+    if fused.suits(inputs, dropout_rate, platform):
+        return "fused"
     most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
 
 
-def register(
-    name: str, implementation: Implementation, *, suits: Suits | None = None
-) -> None:
-    """Makes an implementation known to `attend` by a name.
-
-    `suits` says whether "auto" is to take it for a call; None: never.
-    """
+def register(name: str, implementation: Implementation) -> None:
+    """Makes an implementation known to `attend` and to configs by a name."""
     IMPLEMENTATIONS[name] = implementation
-    if suits is not None:
-        _SUITS[name] = suits
 
 
 def _auto(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
@@ -187,26 +172,13 @@ def _auto(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
     return IMPLEMENTATIONS[name](inputs, dropout_rate)
 
 
-def _blockwise(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
-    from mha_haiku.core.attention.tiled import blockwise
-
-    return blockwise.Blockwise()(inputs, dropout_rate)
-
-
-def _fused(inputs: Inputs, dropout_rate: float) -> tuple[Array, Array | LogSum]:
-    from mha_haiku.core.attention import fused
-
-    return fused.attend(inputs, dropout_rate)
-
-
 IMPLEMENTATIONS: dict[str, Implementation] = {
     "auto": _auto,
     "dense": dense.attend,
     "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
-    "blockwise": _blockwise,
-    "fused": _fused,
+    "blockwise": blockwise.Blockwise(),
+    "fused": fused.attend,
 }
-_SUITS: dict[str, Suits] = {}  # of registered implementations, asked in turn
 
 
 def _arrays(

@@ -99,16 +99,12 @@ class Weighting(NamedTuple):
         return self._replace(origin=self.origin.moved(by))
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
-        """Selects the weighting of one head of one example: H = 1, no batch axes."""
-        bias, score, normalizer = jax.tree.map(
-            lambda x: tiles.at_batch(x, (*example, head))[None],
-            (self.bias, self.score, self.normalizer),
+        """Selects what scores one head of one example: H = 1, no batch axes."""
+        bias, score = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head))[None], (self.bias, self.score)
         )
-        gates = self.gates
-        if gates is not None:
-            gates = tiles.at_batch(gates, example)[:, head][:, None]
         mask = self.mask.at_head(example, head)
-        return Weighting(mask, bias, score, normalizer, gates, self.origin)
+        return Weighting(mask, bias, score, origin=self.origin)
 
     def scores(
         self,

@@ -165,12 +165,6 @@ def unnormalized() -> Normalizer:
 
     Use it with scores that are logs of positive kernels, `scores.sigmoid` and
     `scores.linear`; exponentials of plain dot products soon overflow.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> normalizer = mh.attention.unnormalized()
-      >>> mh.attend(query, key, value, normalizer=normalizer)[0].shape
-      (1, 5, 2, 4)
     """
     return Unnormalized()
 

@@ -30,8 +30,8 @@ class Sums(NamedTuple):
     head: Tree = ()  # for the whole head, over both; any shape
 
 
-class Given(NamedTuple):
-    """Arrays that an observation needs; pytrees."""
+class SideArrays(NamedTuple):
+    """Arrays along the sides of a map that an observation reads; pytrees."""
 
     # `[B..., T, H, ...]`, where B... and H may have size 1 to broadcast. In a tile
     # `[R, ...]`.
@@ -39,7 +39,7 @@ class Given(NamedTuple):
     keys: Tree = ()  # `[B..., S, H, ...]`, as for queries; `[C, ...]` in a tile
 
 
-NOTHING_GIVEN = Given()
+NO_ARRAYS = SideArrays()
 
 
 class Tile(NamedTuple):
@@ -61,7 +61,7 @@ class Tile(NamedTuple):
     # `queries["tokens"]` `[R]` and `keys["tokens"]` `[C]`; `keys["preceding"]` `[C]`,
     # the token before each key; and `keys["is_first"]`, of the first position, and
     # `keys["positions"]`, `[C]` booleans.
-    given: Given
+    arrays: SideArrays
     # Scores less the log sum of their row, -inf where masked; they rise with weights.
     relative_scores: Array
 
@@ -70,8 +70,8 @@ class Observation(abc.ABC):
     """A measurement of a map; a frozen dataclass whose fields are static."""
 
     @abc.abstractmethod
-    def nothing(
-        self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
     ) -> Sums:
         """Makes the initial sums of R queries, S keys and a head."""
 

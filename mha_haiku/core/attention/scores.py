@@ -7,17 +7,14 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
-
-if TYPE_CHECKING:
-    from mha_haiku.core.attention.attention_map import AttentionMap
 
 
 class Score(tiles.Part, abc.ABC):
@@ -47,12 +44,6 @@ class Score(tiles.Part, abc.ABC):
 
     Dense attention calls a score with all batch axes, the tile engine with one head of
     one example and no batch axes: hence `...` and `aligned` above.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> score = lambda q, k: (q @ k.T) ** 2  # of a head: [R, K], [C, K] to [R, C]
-      >>> mh.attend(query, key, value, score=score)[0].shape
-      (1, 5, 2, 4)
     """
 
     @abc.abstractmethod
@@ -73,10 +64,6 @@ class Score(tiles.Part, abc.ABC):
 
     def check(self, num_heads: int, key_size: int) -> None:
         """Raises ValueError if the score does not fit attention of these sizes."""
-
-    def sees(self, whole: "AttentionMap") -> Bool[Array, "*B H T"]:
-        """Finds the queries of a map with this score that see any key."""
-        return whole.logsumexp != -jnp.inf
 
     def weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
         """Computes weights from scores less the log sum of their row."""
@@ -126,12 +113,6 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
 
     Source: Vaswani et al. 2017, eq. 1, https://arxiv.org/abs/1706.03762; the cap: Gemma
     Team 2024, section 2, https://arxiv.org/abs/2408.00118.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> score = mh.attention.dot_product(soft_cap=30.0)
-      >>> mh.attend(query, key, value, score=score)[0].shape
-      (1, 5, 2, 4)
     """
     if scale is not None:
         checks.non_negative_number("scale", scale)
@@ -147,12 +128,6 @@ def additive(weight: Float[Array, "H K"]) -> Score:
       ValueError: If `weight` is not `[H, K]`.
 
     Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> score = mh.attention.additive(jnp.ones((2, 4)))
-      >>> mh.attend(query, key, value, score=score)[0].shape
-      (1, 5, 2, 4)
     """
     if jnp.ndim(weight) != 2:
         raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
@@ -191,12 +166,6 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
         1 at initialization.
 
     Source: Ramapuram et al. 2024, section 3, https://arxiv.org/abs/2409.04431.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> score, one = mh.attention.sigmoid(), mh.attention.unnormalized()
-      >>> mh.attend(query, key, value, score=score, normalizer=one)[0].shape
-      (1, 5, 2, 4)
     """
     if scale is not None:
         checks.non_negative_number("scale", scale)
@@ -212,11 +181,6 @@ def linear() -> Score:
     pair by pair.
 
     Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> mh.attend(query, key, value, score=mh.attention.linear())[0].shape
-      (1, 5, 2, 4)
     """
     return Linear()
 

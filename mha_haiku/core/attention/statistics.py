@@ -48,7 +48,7 @@ def _inward_squared(tile: Tile) -> Array:
 
 
 def _is_left(tile: Tile) -> Array:
-    return tile.columns.stop <= tile.given.queries["position"][0]
+    return tile.columns.stop <= tile.arrays.queries["position"][0]
 
 
 def _moments(
@@ -58,7 +58,7 @@ def _moments(
     # is the distance from the query to the nearest edge plus the distance from there to
     # the key: both sums follow from products with powers of the latter, which are exact
     # in float32 where powers of positions would not be.
-    at_rows, columns = tile.given.queries["position"], tile.columns
+    at_rows, columns = tile.arrays.queries["position"], tile.columns
 
     def aside():
         edge = jnp.where(_is_left(tile), columns.stop - 1, columns.start)
@@ -83,7 +83,7 @@ def _moments(
 
 def _at_offsets(tile: Tile) -> tuple[Array, ...]:
     """Reads weights at the previous, same and next position; 0 outside the tile."""
-    at_rows = tile.given.queries["position"][:, None]
+    at_rows = tile.arrays.queries["position"][:, None]
     wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
     inside = (wanted >= 0) & (wanted < tile.columns.size)
     at = jnp.clip(wanted, 0, tile.columns.size - 1)
@@ -92,14 +92,14 @@ def _at_offsets(tile: Tile) -> tuple[Array, ...]:
 
 
 def _same_token(tile: Tile) -> Array:
-    query_tokens, key_tokens = tile.given.queries["tokens"], tile.given.keys["tokens"]
+    query_tokens, key_tokens = tile.arrays.queries["tokens"], tile.arrays.keys["tokens"]
     is_same = query_tokens[:, None] == key_tokens[None, :]
     return jnp.where(is_same, tile.weights, 0).sum(-1)
 
 
 def _induction(tile: Tile) -> Array:
-    tokens, before = tile.given.queries["tokens"], tile.given.keys["preceding"]
-    at_rows, at_columns = tile.given.queries["position"], tile.columns.array()
+    tokens, before = tile.arrays.queries["tokens"], tile.arrays.keys["preceding"]
+    at_rows, at_columns = tile.arrays.queries["position"], tile.columns.array()
     followed = (tokens[:, None] == before[None, :]) & (at_columns > 0)[None, :]
     followed &= at_columns[None, :] <= at_rows[:, None]
     return jnp.where(followed, tile.weights, 0).sum(-1)
@@ -182,7 +182,7 @@ STATISTICS: dict[str, Statistic] = {
             "first_position",
             "share of attention",
             "attention on the first position that is no padding",
-            (weighted_sum(lambda tile: tile.given.keys["is_first"]),),
+            (weighted_sum(lambda tile: tile.arrays.keys["is_first"]),),
         ),
         *(
             Statistic(
@@ -202,7 +202,7 @@ STATISTICS: dict[str, Statistic] = {
             "chosen_positions",
             "share of attention",
             "attention on the chosen positions",
-            (weighted_sum(lambda tile: tile.given.keys["positions"]),),
+            (weighted_sum(lambda tile: tile.arrays.keys["positions"]),),
             needs="positions",
         ),
         Statistic(
@@ -249,12 +249,6 @@ class Statistics:
     `values` maps names to the statistics that are not None; `received`, `[B..., H, S]`,
     is the mass that each key receives from all queries; `pooled`, `[B..., H, P, Q]`, is
     the map at a coarse grain.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
-      >>> statistics = mh.attend(query, key, value)[1].statistics()
-      >>> statistics.largest_weight.shape
-      (2, 4)
     """
 
     values: dict[str, Array]

@@ -11,7 +11,6 @@ from mha_haiku.core.masks.array_masks import (
     padding,
     prefix,
     segments,
-    valid_lens,
 )
 from mha_haiku.core.masks.relative import (
     causal,
@@ -34,7 +33,6 @@ __all__ = [
     "padding",
     "prefix",
     "segments",
-    "valid_lens",
     "where",
     "window",
 ]

@@ -45,16 +45,6 @@ def padding(
     return Padding(lengths, query_lengths)
 
 
-def valid_lens(lengths: ArrayLike | Sequence[int]) -> Mask:
-    """Returns the mask of the first keys: `[B...]`, or `[B..., T]` per query.
-
-    Example:
-      >>> mh.masks.valid_lens([1, 2]).tile([0], range(2)).astype(int).tolist()
-      [[[1, 0]], [[1, 1]]]
-    """
-    return ValidLens(tiles.integers("lengths", lengths))
-
-
 def prefix(lengths: ArrayLike | Sequence[int]) -> Mask:
     """Makes the causal mask whose first `lengths` `[B...]` keys every query sees.
 
@@ -151,33 +141,8 @@ def as_mask(
     return relative.where(value) if callable(value) else dense(value)
 
 
-class _Lengths(Mask):
-    lengths: Array | np.ndarray
-
-    def check_lengths(self, num_keys: int):
-        known = tiles.known(self.lengths)
-        if known is not None and (known > num_keys).any():
-            raise ValueError(
-                f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
-            )
-
-    def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
-        longest = self._reduced(lambda lengths: lengths.max(initial=0))
-        return algebra.overlap((keys[0], longest), keys)
-
-    def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
-        if not jnp.size(self.lengths):
-            return keys
-        shortest = self._reduced(lambda lengths: lengths.min())
-        return algebra.overlap((keys[0], shortest), keys)
-
-    def _reduced(self, function: Callable[[Array | np.ndarray], Any]) -> int | Array:
-        known = tiles.known(self.lengths)
-        return function(self.lengths) if known is None else int(function(known))
-
-
 @tiles.pytree
-class Padding(_Lengths):
+class Padding(Mask):
     """The first keys of each example, for its first queries."""
 
     lengths: Array | np.ndarray = tiles.array("")
@@ -195,11 +160,29 @@ class Padding(_Lengths):
         lengths = jnp.asarray(self.query_lengths)[..., None, None, None]
         return seen & (tiles.lifted(tiles.on_rows(rows), lengths.ndim) < lengths)
 
+    def check_lengths(self, num_keys: int):
+        known = tiles.known(self.lengths)
+        if known is not None and (known > num_keys).any():
+            raise ValueError(
+                f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
+            )
+
+    def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
+        longest = self._reduced(lambda lengths: lengths.max(initial=0))
+        return algebra.overlap((keys[0], longest), keys)
+
     def open_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
-        start, stop = super().open_range(rows, keys)
+        start, stop = keys
+        if jnp.size(self.lengths):
+            shortest = self._reduced(lambda lengths: lengths.min())
+            start, stop = algebra.overlap((keys[0], shortest), keys)
         if self.query_lengths is None:
             return start, stop
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
+
+    def _reduced(self, function: Callable[[Array | np.ndarray], Any]) -> int | Array:
+        known = tiles.known(self.lengths)
+        return function(self.lengths) if known is None else int(function(known))
 
     def unseen_keys(
         self,
@@ -227,36 +210,6 @@ class Padding(_Lengths):
         if self.query_lengths is None:
             return masked
         return masked | (queries >= self.query_lengths[..., None, None])
-
-
-@tiles.pytree
-class ValidLens(_Lengths):
-    """The first keys of each example or of each query."""
-
-    lengths: Array | np.ndarray = tiles.array("T")
-
-    def __repr__(self):
-        return f"valid_lens({display.numbers(self.lengths)})"
-
-    def batch_ranks(self) -> tuple[int, ...]:
-        rank = jnp.ndim(self.lengths)
-        return {0: (0,), 1: (1, 0)}.get(rank, (rank - 1, rank))
-
-    def check_shape(
-        self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int
-    ) -> None:
-        wanted = batch_shape
-        if jnp.ndim(self.lengths) == len(batch_shape) + 1:
-            wanted = (*batch_shape, num_queries)
-        tiles.check_axes("lengths", self.lengths, wanted, "[B...] or [B..., T]")
-
-    def aligned(self, batch_ndim: int) -> "ValidLens":
-        is_aligned = jnp.ndim(self.lengths) > batch_ndim
-        return self if is_aligned else ValidLens(jnp.asarray(self.lengths)[..., None])
-
-    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
-        lengths = tiles.take(self.lengths, rows, axis=-1)[..., None, :, None]
-        return tiles.lifted(tiles.on_columns(columns), lengths.ndim) < lengths
 
 
 @tiles.pytree

@@ -19,7 +19,7 @@ import jmp
 import numpy as np
 from jax import Array
 
-from mha_haiku.core import attention, checks, display, modules, sites, tiles
+from mha_haiku.core import attention, checks, display, marking, modules, sites, tiles
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
@@ -116,7 +116,7 @@ class Model(NamedTuple):
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
 
-    def edited(self, *edits: Mapping[str, Callable]) -> "Model":
+    def edited(self, *edits: Mapping[Any, Callable]) -> "Model":
         """Changes values at sites, also token by token; see `mh.edit`."""
         model = self
         for edit in edits:
@@ -169,14 +169,6 @@ def build(
     Raises:
       ConfigError: If fields do not fit each other, tied logits lack a token for a
         class, or patches of images have another number of features.
-
-    Example:
-      >>> config = mh.models.ModelConfig(family="causal", num_layers=2)
-      >>> sizes = dict(num_tokens=9, feature_size=None, num_classes=9)
-      >>> model = mh.models.build(config, **sizes)
-      >>> params = model.init(jax.random.key(0), jnp.zeros((1, 5), int))
-      >>> params["logits"]["w"].shape  # [D, C]
-      (32, 9)
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -237,6 +229,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
                 "dropout."
             )
         options = {name: x for name, x in options.items() if x is not None}
+        params = marking.mark_parameters(params)
         return Output(function(params, inputs, **options), ())
 
     init: Any = None  # nothing makes its parameters

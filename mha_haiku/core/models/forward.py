@@ -21,19 +21,7 @@ OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
 
 
 class Maps(tuple):
-    """The attention maps of an encoder-decoder: a tuple with a view of each kind.
-
-    Example:
-      >>> config = mh.models.ModelConfig(family="encoder_decoder")
-      >>> sizes = dict(num_tokens=13, feature_size=None, num_classes=13)
-      >>> model, target = mh.models.build(config, **sizes), tokens[:, :4]
-      >>> params = model.init(jax.random.key(0), tokens, decoder_inputs=target)
-      >>> output = model.apply(
-      ...     params, None, tokens, decoder_inputs=target, is_training=False
-      ... )
-      >>> output.maps.cross[0].shape  # (B, H, T, S)
-      (8, 1, 4, 9)
-    """
+    """The attention maps of an encoder-decoder: a tuple with a view of each kind."""
 
     kinds: tuple[int, int, int]
 
@@ -64,13 +52,7 @@ jax.tree_util.register_pytree_node(
 
 
 class Output(NamedTuple):
-    """The output of a model.
-
-    Example:
-      >>> output = model.apply(params, None, tokens, is_training=False)
-      >>> output.logits.shape, [attention_map.shape for attention_map in output.maps]
-      ((8, 9, 13), [(8, 2, 9, 9), (8, 2, 9, 9)])
-    """
+    """The output of a model."""
 
     # `[B, T, C]` float32; `[B, C]` if the config pools positions; for a set classifier
     # `[B, T]`, one per element; None if the config has no logits.
@@ -192,7 +174,7 @@ def _embedded(
     if section.scale != 1:
         x = x * section.scale
     x = marking.site(prefix + "token_embedding", x)
-    with_positions = modules.PositionScheme.of(section).embed
+    with_positions = _position_scheme(config).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
     if section.segments and not decoder:
@@ -205,6 +187,10 @@ def _embedded(
         x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
     x = _normed(config, section.norm, prefix + "embedding_norm", x)
     return marking.site(prefix + "embedding", x)
+
+
+def _position_scheme(config: ModelConfig) -> modules.PositionScheme:
+    return modules.PositionScheme.of(config.embedding.positions, config.embedding)
 
 
 def _prefix(decoder: bool) -> str:
@@ -294,7 +280,7 @@ def _cross_mask(
 
 def _bias(config: ModelConfig, decoder: bool) -> positions.ScoreBias | list | None:
     """Makes the score bias of all layers, or a list of one per pruned layer."""
-    make_bias = modules.PositionScheme.of(config.embedding).bias
+    make_bias = _position_scheme(config).bias
     if make_bias is None:
         return None
     is_causal = decoder or config.family == "causal"
@@ -315,7 +301,7 @@ def _make_layer(
     section = config.feed_forward
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]
-    rotate = modules.PositionScheme.of(config.embedding).rotate
+    rotate = _position_scheme(config).rotate
     if rotate is not None:
         frequencies = parts.frequencies(config)[place]
         rotate = functools.partial(rotate, frequencies=frequencies)

@@ -21,13 +21,6 @@ class DifferentialAttention(multi_head_attention.MultiHeadAttention):
 
     Source: Ye et al. 2024, section 2.1, https://arxiv.org/abs/2410.05258; the paper's
     default grows to 0.8 with depth; 0.8 in every layer is one of its ablations.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> make = lambda x: mh.modules.DifferentialAttention(2, 4)(x, x, x)[1]
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 2, 5, 5)
     """
 
     def __init__(self, num_heads: int, key_size: int, *args, **options):

@@ -6,7 +6,7 @@ To add a scheme, write its function and add a line to `POSITION_SCHEMES`.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import haiku as hk
 import jax
@@ -14,22 +14,12 @@ import jax.numpy as jnp
 from jax import Array
 
 from mha_haiku.core import positions, tiles
-
-if TYPE_CHECKING:
-    from mha_haiku.core.models.architecture import EmbeddingConfig
+from mha_haiku.core.fields import Section
 
 
 @dataclasses.dataclass(eq=False, repr=False)
 class TokenEmbedding(hk.Module):
-    """A learned vector per token, which can also be used for logits.
-
-    Example:
-      >>> x = jnp.array([[1, 2, 3]])
-      >>> make = lambda x: mh.modules.TokenEmbedding(11, 8)(x)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (1, 3, 8)
-    """
+    """A learned vector per token, which can also be used for logits."""
 
     num_tokens: int
     size: int
@@ -82,10 +72,10 @@ class PositionScheme(NamedTuple):
     has_pairs: bool = False
 
     @classmethod
-    def of(cls, config: "EmbeddingConfig") -> "PositionScheme":
-        """Builds the scheme that `config.model.embedding` names, with its fields."""
-        scheme = POSITION_SCHEMES[config.positions]
-        options = {name: getattr(config, name) for name in scheme.fields}
+    def of(cls, name: str, config: Section) -> "PositionScheme":
+        """Builds a scheme with its fields of the section `config.model.embedding`."""
+        scheme = POSITION_SCHEMES[name]
+        options = {field: getattr(config, field) for field in scheme.fields}
         embed, rotate, bias = (
             make and functools.partial(make, **options) for make in scheme[:3]
         )
@@ -97,13 +87,6 @@ class LearnedPositions(hk.Module):
     """A learned vector per position.
 
     Source: Gehring et al. 2017, section 3.1, https://arxiv.org/abs/1705.03122.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> make = lambda x: mh.modules.LearnedPositions(9)(x)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 5, 8)
     """
 
     max_length: int
@@ -137,18 +120,7 @@ class LearnedPositions(hk.Module):
 
 @dataclasses.dataclass(eq=False, repr=False)
 class RelativePositions(hk.Module):
-    """Learned score biases per bucket of distance; see `positions.relative_bias`.
-
-    Example:
-      >>> def f(query, key, value):
-      ...     positions = mh.modules.RelativePositions(2, bidirectional=True)
-      ...     return mh.attend(query, key, value, bias=positions())[0]
-      ...
-      >>> f = hk.without_apply_rng(hk.transform(f))
-      >>> given = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> f.apply(f.init(jax.random.key(1), *given), *given).shape
-      (1, 5, 2, 4)
-    """
+    """Learned score biases per bucket of distance; see `positions.relative_bias`."""
 
     num_heads: int
     _: dataclasses.KW_ONLY

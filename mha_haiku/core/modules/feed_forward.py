@@ -15,12 +15,6 @@ class FeedForward(hk.Module):
 
     Source: Vaswani et al. 2017, eq. 2, https://arxiv.org/abs/1706.03762; gated: Shazeer
     2020, eq. 5, https://arxiv.org/abs/2002.05202.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.FeedForward(16)(x)))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 5, 8)
     """
 
     def __init__(

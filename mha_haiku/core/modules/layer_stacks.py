@@ -9,7 +9,7 @@ query`, whose arrays have a leading axis L. `stacked` and `unstacked` convert.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import haiku as hk
@@ -60,22 +60,12 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
     The call must do the same for every layer, and return x's dtype. At initialization,
     parameters of different names, shapes or dtypes raise ValueError; other differences,
     such as another activation, are not detected.
-
-    Example:
-      >>> def f(x):
-      ...     stack = mh.modules.scanned
-      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
-      ...     return model(x, is_training=False)[0]
-      ...
-      >>> params = hk.transform(f).init(jax.random.key(0), jnp.ones((1, 5, 8)))
-      >>> [y["w"].shape for x, y in params.items() if x.endswith("attention/query")]
-      [(2, 8, 8)]
     """
-    num_layers, given = len(given), _stacked(given)
+    num_layers = len(given)
+    given = jax.tree.map(lambda *x: jnp.stack([*map(jnp.asarray, x)]), *given)
     if hk.running_init():
-        _check_alike(
-            call_layer, num_layers, x, jax.tree.map(lambda leaf: leaf[0], given)
-        )
+        first = jax.tree.map(lambda leaf: leaf[0], given)
+        _check_alike(call_layer, num_layers, x, first)
     stack = hk.layer_stack(
         num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
     )
@@ -96,16 +86,6 @@ def rematerialized(stack: LayerStack) -> LayerStack:
     the recomputation until the backward pass.
 
     Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
-
-    Example:
-      >>> def f(x):
-      ...     stack = mh.modules.rematerialized(mh.modules.looped)
-      ...     model = mh.Encoder(2, stack=stack, num_heads=2, key_size=4, hidden_size=8)
-      ...     return model(x, is_training=False)[0]
-      ...
-      >>> params = hk.transform(f).init(jax.random.key(0), x := jnp.ones((1, 5, 8)))
-      >>> hk.without_apply_rng(hk.transform(f)).apply(params, x).shape
-      (1, 5, 8)
     """
 
     @functools.wraps(stack)
@@ -196,27 +176,6 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _stacked(given: Sequence) -> Any:
-    """Stacks trees of arrays `[...]`, one per layer, to one of `[L, ...]`."""
-    if len({jax.tree.structure(tree) for tree in given}) > 1:
-        raise ValueError(
-            "scanned layers must be alike, got an argument for only some of them, or "
-            "of different kinds."
-        )
-
-    def stack(path: tuple, *leaves):
-        shapes = [jnp.shape(leaf) for leaf in leaves]
-        if len(set(shapes)) > 1:
-            name = "".join(str(getattr(key, "key", key)) for key in path) or "arrays"
-            raise ValueError(
-                f"scanned layers must be alike, got {name} of different shapes: "
-                f"{', '.join(map(str, shapes))}; layers that differ can be looped over."
-            )
-        return jnp.stack([jnp.asarray(leaf) for leaf in leaves])
-
-    return jax.tree_util.tree_map_with_path(stack, *given)
-
-
 def _check_alike(call_layer: CallLayer, num_layers: int, x: Array, given: Any) -> None:
     """Raises ValueError if parameters of layers differ in name, shape or dtype."""
 
@@ -232,12 +191,16 @@ def _check_alike(call_layer: CallLayer, num_layers: int, x: Array, given: Any) -
             for name, leaf in leaves.items()
         }
 
-    for name, first, i, other in _differences(map(described, range(num_layers))):
-        raise ValueError(
-            f"scanned layers must be alike, got a parameter {name!r} of "
-            f"{first or 'no array'} in layer 0 and of {other or 'no array'} in layer "
-            f"{i}; layers that differ can be looped over."
-        )
+    first, *others = map(described, range(num_layers))
+    for i, other in enumerate(others, 1):
+        for name in first | other:
+            if first.get(name) != other.get(name):
+                raise ValueError(
+                    f"scanned layers must be alike, got a parameter {name!r} of "
+                    f"{first.get(name, 'no array')} in layer 0 and of "
+                    f"{other.get(name, 'no array')} in layer {i}; layers that differ "
+                    "can be looped over."
+                )
 
 
 def _stack(leaves: list) -> Any:
@@ -252,29 +215,12 @@ def _check_numbered(scope: str, layers: Mapping[int, Params]) -> None:
             f"layers must be numbered 0..L - 1 to be stacked, got {scope}layer_i for i "
             f"in {sorted(layers)}."
         )
-    described = (
-        {
-            f"{part}/{name}": (np.shape(leaf), jnp.result_type(leaf).name)
-            for part, leaves in layers[i].items()
-            for name, leaf in leaves.items()
-        }
-        for i in range(len(layers))
-    )
-    for path, first, i, other in _differences(described):
-        raise ValueError(
-            "layers must have parameters of the same names, shapes and dtypes to be "
-            f"stacked, got {first or 'nothing'} at {scope}layer_0{path} and "
-            f"{other or 'nothing'} at {scope}layer_{i}{path}."
-        )
-
-
-def _differences(described: Iterable[dict]) -> Iterator[tuple]:
-    """Yields differences from layer 0: a name, its value there, i, its value in i."""
-    first, *others = described
-    for i, other in enumerate(others, 1):
-        for name in first | other:
-            if first.get(name) != other.get(name):
-                yield name, first.get(name), i, other.get(name)
+    for i, layer in layers.items():
+        if jax.tree.structure(layer) != jax.tree.structure(layers[0]):
+            raise ValueError(
+                "layers must have parameters of the same names to be stacked, and "
+                f"{scope}layer_{i} has others than {scope}layer_0."
+            )
 
 
 def _listed(params: Params) -> str:

@@ -172,19 +172,7 @@ class Layer(multi_head_attention.CachedModule):
 
 
 class EncoderLayer(Layer):
-    """Self-attention, then a feed-forward part, each with a residual and a norm.
-
-    Example:
-      >>> def f(x):
-      ...     layer = mh.EncoderLayer(num_heads=2, key_size=4, hidden_size=16)
-      ...     return layer(x, mh.masks.causal(), is_training=False)
-      ...
-      >>> f = hk.without_apply_rng(hk.transform(f))
-      >>> x = jnp.ones((1, 5, 8))
-      >>> output, attention_map = f.apply(f.init(jax.random.key(0), x), x)
-      >>> output.shape, attention_map.shape
-      ((1, 5, 8), (1, 2, 5, 5))
-    """
+    """Self-attention, then a feed-forward part, each with a residual and a norm."""
 
     def __init__(
         self,

@@ -4,7 +4,6 @@ Two objects of `pattern.py` define variants of attention: a `Pattern` makes scor
 weights and gates, and `HeadTransforms` change heads after their projection.
 """
 
-import functools
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -201,55 +200,126 @@ class MultiHeadAttention(CachedModule):
         Raises:
           ValueError: If query, key, value, mask and bias do not fit each other.
         """
-        cache, first_query = step or (None, first_query)
-        mask, first_query = masks.as_mask(mask), tiles.checked_first(first_query)
-        # After the first step, a cache has the keys of the source.
-        has_keys = not (isinstance(cache, attention.Cache) and cache.is_source)
-        if cache is None or (has_keys and cache.is_source):
-            query, key, value = self._with_unseen_blanked(
-                query, key, value, mask, first_query
-            )
-        gates = None
-        if self.pattern.gates is not None:  # of queries before they are projected
-            gates = self.pattern.gates(query, self.num_heads, self.value_size)
-            gates = marking.site("gates", gates)
-        query = self._heads(query, self.num_heads, self.key_size, "query")
-        query = self.transforms.of_query(query, first_query)  # [B..., T, H, K]
-        query = marking.site("query", query)
-        keys: tuple[Any, Any] = None, None
-        if has_keys:  # [B..., S, G, K], [B..., S, G, V]
-            keys, cache = self._keys_and_values(key, value, first_query, cache)
-        score, normalizer, _ = self.pattern
-        score = scores.as_score(score and score(self.num_heads, self.key_size))
-        normalizer = normalizer and normalizer(self.num_heads)
-        bias, origin = positions.as_bias(bias), tiles.Origin(first_query)
-        weighting = Weighting(mask, bias, score, normalizer, gates, origin)
-        attend = functools.partial(
-            implementations.attend_within,
+        mask = masks.as_mask(mask)
+        if step is not None:
+            return self._cached_step(query, key, value, mask, bias, step)
+        first = tiles.checked_first(first_query)
+        query, key, value = self._with_unseen_blanked(query, key, value, mask, first)
+
+        # Projections, in the order in which Haiku draws their parameters.
+        gates_BxTxHxV = self._gates(query)
+        query_BxTxHxK = self._query_heads(query, first)
+        key_BxSxGxK, value_BxSxGxV, _ = self._key_and_value_heads(key, value)
+
+        # Scores, softmax over S, and values averaged by these weights: the lines of
+        # `attention/reference.py`. No array [B, H, T, S] is made unless it is faster.
+        values_BxTxHxV, map_BxHxTxS = implementations.attend_within(
+            query_BxTxHxK,
+            key_BxSxGxK,
+            value_BxSxGxV,
+            self._weighting(mask, bias, gates_BxTxHxV, first),
             dropout_rate=dropout_rate,
             rng=hk.next_rng_key() if dropout_rate else None,
+            implementation=self.implementation,
         )
-        values, attention_map, *kept = (attend if cache is None else cache.attend)(
-            query, keys[0], keys[1], weighting, implementation=self.implementation
-        )
-        values = self._combined(values)  # [B..., T, H, V]
-        values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
-        output = self._linear(self.model_size, None, self.output_bias)(values)
-        return marking.site("output", output), attention_map, *kept
+        return self._output(values_BxTxHxV), map_BxHxTxS
 
     @hk.transparent
-    def _keys_and_values(
-        self, key: Array, value: Array, first_query: int | Array, cache: Any
-    ) -> tuple:
+    def _cached_step(
+        self,
+        query: Array,
+        key: Array,
+        value: Array,
+        mask: masks.Mask,
+        bias: positions.ScoreBias | Array | None,
+        step: Step,
+    ) -> tuple[Array, attention.AttentionMap, Any]:
+        """Attends by a cache, which it also returns; see `CachedModule.step`."""
+        cache, first = step.cache, tiles.checked_first(step.first_query)
+        # After the first step, a cache has the keys of the source.
+        has_keys = isinstance(cache, attention.Cache) and cache.is_source
+        if cache.is_source and not has_keys:
+            query, key, value = self._with_unseen_blanked(
+                query, key, value, mask, first
+            )
+        gates = self._gates(query)
+        query_heads, key_heads, value_heads = (
+            self._query_heads(query, first),
+            None,
+            None,
+        )
+        if not has_keys:
+            key_heads, value_heads, cache = self._key_and_value_heads(
+                key, value, first, cache
+            )
+        values, attention_map, cache = cache.attend(
+            query_heads,
+            key_heads,
+            value_heads,
+            self._weighting(mask, bias, gates, first),
+            implementation=self.implementation,
+        )
+        return self._output(values), attention_map, cache
+
+    @hk.transparent
+    def _gates(self, query: Array) -> Array | None:
+        """Computes gates from queries `[B..., T, D]` before their projection."""
+        if self.pattern.gates is None:
+            return None
+        gates = self.pattern.gates(query, self.num_heads, self.value_size)
+        return marking.site("gates", gates)
+
+    @hk.transparent
+    def _query_heads(self, query: Array, first: int | Array) -> Array:
+        """Projects `[B..., T, D]` to `[B..., T, H, K]`, normalizes and rotates."""
+        query = self._heads(query, self.num_heads, self.key_size, "query")
+        return marking.site("query", self.transforms.of_query(query, first))
+
+    @hk.transparent
+    def _key_and_value_heads(
+        self, key: Array, value: Array, first: int | Array = 0, cache: Any = None
+    ) -> tuple[Array, Array, Any]:
+        """Projects to `[B..., S, G, K]` and `[B..., S, G, V]`, the first at `first`.
+
+        Also returns the cache, which keeps the last key where keys are mixed.
+        """
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
-        first_key = 0 if cache is None else first_query  # a whole text starts at 0
-        key, cache = self.transforms.of_key(key, first_key, cache)
+        key, cache = self.transforms.of_key(key, first, cache)
         key, value = marking.site("key", key), marking.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
-        return (key, self._shared(value)), cache
+        return key, self._shared(value), cache
+
+    @hk.transparent
+    def _weighting(
+        self,
+        mask: masks.Mask,
+        bias: positions.ScoreBias | Array | None,
+        gates: Array | None,
+        first: int | Array,
+    ) -> Weighting:
+        """Makes the score and the normalizer, and joins all that weighs the values."""
+        make_score, make_normalizer, _ = self.pattern
+        score = make_score and make_score(self.num_heads, self.key_size)
+        normalizer = make_normalizer and make_normalizer(self.num_heads)
+        return Weighting(
+            mask,
+            positions.as_bias(bias),
+            scores.as_score(score),
+            normalizer,
+            gates,
+            tiles.Origin(first),
+        )
+
+    @hk.transparent
+    def _output(self, values: Array) -> Array:
+        """Projects the values `[B..., T, H, V]` of all heads to `[B..., T, D]`."""
+        values = self._combined(values)
+        values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
+        output = self._linear(self.model_size, None, self.output_bias)(values)
+        return marking.site("output", output)
 
     # Overridden by other kinds of attention, see `differential.py`: changes values
     # `[B..., S, G, V]` before attention, and `[B..., T, H, V]` after it.

@@ -14,15 +14,7 @@ from mha_haiku.core.modules import multi_head_attention
 
 
 class NoAttention(multi_head_attention.CachedModule):
-    """Attention whose heads are all pruned: only the output bias remains.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> make = lambda x: mh.modules.NoAttention(8)(x, x, x)[0]
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 5, 8)
-    """
+    """Attention whose heads are all pruned: only the output bias remains."""
 
     def __init__(
         self, model_size: int, *, with_bias: bool = True, name: str | None = None
@@ -52,15 +44,7 @@ class NoAttention(multi_head_attention.CachedModule):
 
 
 class Bias(hk.Module):
-    """A bias "b" without weights.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.Bias()(x)))
-      >>> params = f.init(jax.random.key(0), x)
-      >>> params["bias"]["b"].shape
-      (8,)
-    """
+    """A bias "b" without weights."""
 
     def __call__(self, x: Array) -> Array:
         """Adds the bias to `x` `[..., D]`."""

@@ -102,13 +102,6 @@ def over_all_heads(
     """Extends `make_norm` to norms over all heads `[..., H, K]`, with H K scales.
 
     Source: OLMo Team 2025, section 3.1, https://arxiv.org/abs/2501.00656.
-
-    Example:
-      >>> norm = mh.modules.over_all_heads(mh.modules.RMSNorm)
-      >>> f = hk.without_apply_rng(hk.transform(lambda x: norm(name="norm")(x)))
-      >>> params = f.init(jax.random.key(0), x := jnp.ones((1, 5, 2, 4)))
-      >>> f.apply(params, x).shape
-      (1, 5, 2, 4)
     """
 
     def make(name: str) -> Callable[[Array], Array]:

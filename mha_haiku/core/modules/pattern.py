@@ -21,16 +21,7 @@ from mha_haiku.core.modules import anatomy, norms
 
 
 class Pattern(NamedTuple):
-    """Functions that make the score, normalizer and gates, with learned parameters.
-
-    Example:
-      >>> pattern = mh.modules.Pattern(gates=mh.modules.head_gates)
-      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> x = jnp.ones((1, 5, 8))
-      >>> f.apply(f.init(jax.random.key(0), x), x)[0].shape
-      (1, 5, 8)
-    """
+    """Functions that make the score, normalizer and gates, with learned parameters."""
 
     # A function from H and K to the score. Defaults to the scaled dot product.
     score: Callable[[int, int], attention.Score] | None = None
@@ -58,16 +49,7 @@ class Pattern(NamedTuple):
 
 
 class HeadTransforms(NamedTuple):
-    """Transforms of queries and keys between projection and scores, in order.
-
-    Example:
-      >>> transforms = mh.modules.HeadTransforms(rotary=mh.positions.rotary)
-      >>> make = lambda x: mh.MultiHeadAttention(2, 4, transforms=transforms)(x, x, x)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> x = jnp.ones((1, 5, 8))
-      >>> f.apply(f.init(jax.random.key(0), x), x)[0].shape
-      (1, 5, 8)
-    """
+    """Transforms of queries and keys between projection and scores, in order."""
 
     # Whether both are normalized by their root mean square, with learned scales
     # (Dehghani et al. 2023, https://arxiv.org/abs/2302.05442); or a function that makes
@@ -129,29 +111,20 @@ def register(
     *,
     fields: tuple[str, ...] = (),
     axes: Mapping[str, anatomy.Axis] | None = None,
-    stays_small: bool = False,
 ) -> None:
     """Registers a choice for configs, and the axes of its parameters.
 
     `choices` are `SCORES`, `NORMALIZERS` or `GATES`; `axes` maps its parameters to the
     axis that belongs to heads; for the others see `Choice`.
     """
-    choices[name] = Choice(make, fields, stays_small)
+    choices[name] = Choice(make, fields)
     anatomy.register(axes or {})
 
 
 def additive_score(
     num_heads: int, key_size: int, *, temperature: float = 1.0
 ) -> attention.Score:
-    """Makes an additive score with a learned "score" `[H, K]`, over a temperature.
-
-    Example:
-      >>> pattern = mh.modules.Pattern(score=mh.modules.additive_score)
-      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)[0]
-      >>> params = hk.transform(make).init(jax.random.key(0), jnp.ones((1, 5, 8)))
-      >>> params["multi_head_attention"]["score"].shape
-      (2, 4)
-    """
+    """Makes an additive score with a learned "score" `[H, K]`, over a temperature."""
     w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
     weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
     return attention.additive(weight if temperature == 1 else weight / temperature)
@@ -235,28 +208,13 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
     input `[B..., T, D]`.
 
     Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> make = lambda x: mh.modules.head_gates(x, 2, 4)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 5, 2, 1)
     """
     del value_size
     return _gates(query, num_heads, 1)
 
 
 def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`.
-
-    Example:
-      >>> x = jnp.ones((2, 5, 8))
-      >>> make = lambda x: mh.modules.channel_gates(x, 2, 4)
-      >>> f = hk.without_apply_rng(hk.transform(make))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (2, 5, 2, 4)
-    """
+    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`."""
     return _gates(query, num_heads, value_size)
 
 
@@ -273,12 +231,6 @@ def smeared_keys(key: Array) -> Array:
     sigmoid of a parameter "smear" `[G]`, which starts at 0.
 
     Source: Olsson et al. 2022, argument 2, https://arxiv.org/abs/2209.11895.
-
-    Example:
-      >>> x = jnp.ones((1, 5, 2, 4))
-      >>> f = hk.without_apply_rng(hk.transform(lambda x: mh.modules.smeared_keys(x)))
-      >>> f.apply(f.init(jax.random.key(0), x), x).shape
-      (1, 5, 2, 4)
     """
     logits = hk.get_parameter("smear", key.shape[-2:-1], key.dtype, init=jnp.zeros)
     share = jax.nn.sigmoid(logits).reshape(*(1,) * (key.ndim - 2), -1, 1)

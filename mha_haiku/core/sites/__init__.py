@@ -15,9 +15,10 @@ from mha_haiku.core.sites.looking import (
     sites,
 )
 from mha_haiku.core.sites.program import Resume
-from mha_haiku.core.sites.surveying import numbered_by_layer
+from mha_haiku.core.sites.surveying import Address
 
 __all__ = [
+    "Address",
     "SEEN",
     "Facet",
     "Resume",
@@ -26,7 +27,6 @@ __all__ = [
     "faceted",
     "is_array",
     "look",
-    "numbered_by_layer",
     "show_stream",
     "site",
     "sites",

@@ -49,11 +49,16 @@ class Groups(NamedTuple):
     batch: list[AxisFactors]
     heads: AxisFactors
     queries: AxisFactors
+    is_assumed: bool  # whether only the order of axes tells which are heads
 
 
 def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
-    """Finds the factors that a projection of queries makes along with their size."""
-    (size,) = query.marks
+    """Finds the factors that a projection of queries makes along with their size.
+
+    They may also be keys; the last mark is their size.
+    """
+    *_, size = query.marks
+    query = query._replace(marks=(size,))
     walk = axes.walk(
         query, Equation.made, lambda x, _: x if x.name == "dot_general" else None
     )
@@ -63,7 +68,13 @@ def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
         (*_, query), product = walk
         query = query._replace(marks=())
         operands = [axes.back(product, i, query) for i in (0, 1)]
-        sources = [operand.axes for operand in operands if operand is not None]
+        # A size that data bring is of positions, as in attention over channels.
+        data = [x.value.is_constant is False for x in operands if x is not None]
+        sources = [
+            operand.axes if data != [i == 0, i == 1] else []
+            for i, operand in enumerate(operands)
+            if operand is not None
+        ]
     factors = [axes.of(*source) for source in sources]
     size = set(axes.of(size))
     for operand in factors:
@@ -99,6 +110,9 @@ def groups(axes: Axes, mixing: Mixing, of_query: AxisFactors) -> Groups:
     of_query = tuple(x for x in axes.of(of_query) if x in known)
     if of_query and leaves_queries(of_query) and set(heads or ()) != set(of_query):
         heads = of_query
+    is_assumed = heads is None and any(
+        factors[i] for i in (*shared, *(free if len(free) > 1 else ()))
+    )
     is_shown, chosen = bool(heads), None
     if not heads and len(shared) > 1 and (heads is None or not factors[shared[-1]]):
         chosen = shared[-1]  # assumes [B, H, T, S]
@@ -125,7 +139,7 @@ def groups(axes: Axes, mixing: Mixing, of_query: AxisFactors) -> Groups:
         else:
             batch[i] = others
     left = tuple(x for x in factors[queries] if x not in heads)
-    return Groups([batch[i] for i in sorted(batch)], heads, left)
+    return Groups([batch[i] for i in sorted(batch)], heads, left, is_assumed)
 
 
 def _by_use(

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -128,6 +128,46 @@ def path(eqn: core.JaxprEqn) -> str:
     modules: they end a path.
     """
     return _path(str(eqn.source_info.name_stack))
+
+
+def is_parameter(eqn: core.JaxprEqn) -> bool:
+    """Checks whether an equation marks a parameter."""
+    is_name = eqn.primitive.name == "name"
+    return is_name and eqn.params["name"] == marking.PARAMETER
+
+
+def constants(
+    jaxpr: core.Jaxpr, inputs: Iterable[core.Var] | None
+) -> set[core.Var] | None:
+    """Finds the variables that depend on parameters and constants only.
+
+    None if nothing tells parameters from data: nothing inside is marked, and it is not
+    known which of the `inputs` are parameters.
+    """
+    if inputs is None and not any(map(is_parameter, walk(jaxpr))):
+        return None
+    found = {*jaxpr.constvars, *(inputs or ())}
+    for eqn in jaxpr.eqns:
+        atoms = [x for x in eqn.invars if not isinstance(x, core.Literal)]
+        if is_parameter(eqn) or found.issuperset(atoms):
+            found.update(eqn.outvars)
+    return found
+
+
+def constants_inside(
+    eqn: core.JaxprEqn, jaxpr: core.Jaxpr, known: set[core.Var] | None
+) -> list[core.Var] | None:
+    """Finds the inputs of a jaxpr inside an equation that are constants of the level.
+
+    `known` are the constants among the variables of the level.
+    """
+    if known is None or eqn.primitive.name == "while":
+        return None
+    pairs = [*zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)][::-1]
+    if eqn.primitive.name == "scan":
+        num_consts, num_carry = carried(eqn)
+        del pairs[num_consts : num_consts + num_carry]
+    return [x for atom, x in pairs if isinstance(atom, core.Literal) or atom in known]
 
 
 def is_marked(eqn: core.JaxprEqn) -> bool:

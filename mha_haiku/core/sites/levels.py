@@ -43,6 +43,8 @@ class Value:
     # Whether it is computed by a product or a loop, and so is not just a parameter.
     is_made: bool = False
     is_random: bool = False  # whether it is computed from random bits
+    # Whether it depends on parameters and constants only; None if that is not known.
+    is_constant: bool | None = True
     # The equations that read it.
     users: list["Equation"] = dataclasses.field(default_factory=list)
     # The variable of the level that holds it, if one does.
@@ -125,8 +127,13 @@ def forms(value: Value) -> Iterator[Value]:
                 yield from forms(output)
 
 
-def equations(jaxpr: core.Jaxpr) -> list[Equation]:
-    """Lists the equations of a level, in order; for calls, the equations inside."""
+def equations(
+    jaxpr: core.Jaxpr, constants: set[core.Var] | None = None
+) -> list[Equation]:
+    """Lists the equations of a level, in order; for calls, the equations inside.
+
+    `constants` are from `jaxprs.constants`.
+    """
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
 
@@ -169,10 +176,18 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
                 is_made = equation.is_product or any(x.is_made for x in inputs)
                 is_random = name.startswith(("random_", "threefry", "rng_"))
                 is_random = is_random or any(x.is_random for x in inputs)
+                is_constant = jaxprs.is_parameter(eqn) or _all(inputs)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read
                 outputs = [
-                    Value(x.aval, number(*key, i), equation, is_made, is_random)
+                    Value(
+                        x.aval,
+                        number(*key, i),
+                        equation,
+                        is_made,
+                        is_random,
+                        is_constant,
+                    )
                     for i, x in enumerate(eqn.outvars)
                 ]
                 equation.outputs = outputs
@@ -185,13 +200,24 @@ def equations(jaxpr: core.Jaxpr) -> list[Equation]:
                     value.variable, value.index = variable, place + 1
 
     values = {
-        x: Value(x.aval, number(x), variable=x)
+        x: Value(
+            x.aval,
+            number(x),
+            variable=x,
+            is_constant=None if constants is None else x in constants,
+        )
         for x in (*jaxpr.constvars, *jaxpr.invars)
     }
     enter(jaxpr, values, None, ())
     for x in jaxpr.outvars:
         value_of(x, values).is_output = True
     return result
+
+
+def _all(values: list[Value]) -> bool | None:
+    """Checks whether all values are constants; None if that is not known."""
+    are_constants = {x.is_constant for x in values}
+    return None if None in are_constants else are_constants <= {True}
 
 
 def _joined(
@@ -214,6 +240,8 @@ def _joined(
             return None
         chain.append(first)
         pieces = [maker.inputs[0] for maker in makers]
+    if first.name not in ("split", "slice"):
+        return None
     source, shape = first.inputs[0], pieces[0].shape
     differing = [i for i, size in enumerate(shape) if size != source.shape[i]]
     if len(differing) != 1 or any(x.inputs[0] is not source for x in makers):
@@ -222,10 +250,9 @@ def _joined(
     starts = [i * shape[axis] for i in range(len(pieces))]
     if first.name == "split":
         is_whole = all(x is y for x, y in zip(pieces, first.outputs, strict=False))
-    elif first.name == "slice" and not set(first.params["strides"] or ()) - {1}:
-        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
     else:
-        return None
+        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
+        is_whole = is_whole and not set(first.params["strides"] or ()) - {1}
     is_whole = is_whole and len(pieces) * shape[axis] == source.shape[axis]
     if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None

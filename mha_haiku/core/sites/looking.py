@@ -18,6 +18,7 @@ from jax import core
 
 from mha_haiku.core import display
 from mha_haiku.core.sites import program, surveying
+from mha_haiku.core.sites.surveying import Address
 
 # What an object refers to without holding its values.
 _NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
@@ -25,7 +26,7 @@ _NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
 
 def look(
     function: Callable,
-    at: Iterable[str] | Mapping[str, Callable],
+    at: Iterable[Address] | Mapping[Any, Callable],
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -34,11 +35,12 @@ def look(
     Args:
       function: Any JAX function; its array arguments are traced.
       at: Patterns of names, such as `"*/heads"` or `"layer_3/stream"`: a pattern may
-        begin at any part of a path, and `*` matches anything. Or a dict from patterns
-        to functions of the value, or of the value and the layer, whose results are
-        returned instead of the values, so that nothing large outlives its layer. If
-        several patterns match a site, the first counts.
-      strict: Whether a pattern that matches no site is an error.
+        begin at any part of a path, and `*` matches anything, `/` included. A tuple of
+        whole names, as `mh.sites` lists them, matches these alone. Or a dict from
+        patterns or tuples to functions of the value, or of the value and the layer,
+        whose results are returned instead of the values, so that nothing large outlives
+        its layer. If several match a site, the first counts.
+      strict: Whether a pattern, or a name of a tuple, that matches no site is an error.
 
     Returns:
       A function of the same arguments that returns `(output, found)`, with the values
@@ -69,17 +71,18 @@ def look(
 
 
 def edit(
-    function: Callable, edits: Mapping[str, Callable], *, strict: bool = True
+    function: Callable, edits: Mapping[Any, Callable], *, strict: bool = True
 ) -> Callable:
     """Returns a function with changed values at some of its sites.
 
     Args:
       function: A JAX function, as for `look`.
-      edits: Changes by pattern, as for `look`: a change is a function of the value, or
-        of the value and the number of its layer (the first number in the name; traced
-        if layers are scanned), and returns a value of the same shape. All patterns that
-        match a site change it, in order.
-      strict: Whether a pattern that matches no site is an error.
+      edits: Changes by pattern, or by a tuple of whole names, as for `look`: a change
+        is a function of the value, or of the value and a number, and returns a value of
+        the same shape. The number is the layer (the first number in the name), or the
+        index of the name in the tuple; it is traced if it depends on the turn of a
+        scan. All changes whose patterns match a site apply, in order.
+      strict: Whether a pattern, or a name of a tuple, that matches no site is an error.
 
     Returns:
       A function of the same arguments that returns the changed output. To differentiate
@@ -116,7 +119,7 @@ def show_stream(function: Callable) -> Callable:
 class Sites(dict):
     """The sites of a function, by name; they print one per line."""
 
-    advice: str = ""  # what else may be attention, and why it has no sites
+    advice: str = ""  # what is assumed, and what else may be attention
 
     def __repr__(self) -> str:
         width = max(map(len, self), default=0)
@@ -140,7 +143,7 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     found = Sites()
     for stop, names in survey.names():
         found.update(zip(names, stop.views(), strict=True))
-    found.advice = survey.advice()
+    found.advice = "\n".join(filter(None, [survey.advice(), survey.assumption()]))
     return found
 
 
@@ -179,8 +182,8 @@ def _walk(
     function: Callable,
     args: tuple,
     kwargs: dict[str, Any],
-    reads: dict[str, Callable],
-    edits: dict[str, Callable],
+    reads: dict[Address, Callable],
+    edits: dict[Address, Callable],
     strict: bool,
     shows_stream: bool = False,
 ) -> tuple[Any, dict[str, Any]]:
@@ -192,9 +195,9 @@ def _walk(
     found = collections.OrderedDict()
     for _, names in survey.names():
         for name in names:
-            pattern = _first(reads, name)
-            if pattern is not None:
-                found[name] = seen[name, pattern]
+            address = _first(reads, name)
+            if address is not None:
+                found[name] = seen[name, address]
     return outputs_of(outputs), found
 
 
@@ -277,8 +280,8 @@ def is_array(x: Any) -> bool:
 
 def _match(
     survey: surveying.Survey,
-    reads: dict[str, Callable],
-    edits: dict[str, Callable],
+    reads: dict[Address, Callable],
+    edits: dict[Address, Callable],
     strict: bool,
 ) -> None:
     """Enters reads and edits in the stops; raises ValueError for impossible ones."""
@@ -289,38 +292,40 @@ def _match(
         names_of_all += [name for _, names in turns for name in names]
         for i, facet in enumerate(stop.site.params["facets"]):
             wanted = {_first(reads, names[i]) for _, names in turns}
-            for pattern in [pattern for pattern in reads if pattern in wanted]:
+            for address in [address for address in reads if address in wanted]:
                 if stop.around.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside a while loop, whose values at "
                         "each turn cannot be returned: use jax.lax.scan, or look at "
                         "the function that the loop calls."
                     )
-                used.add(pattern)
-                stop.reads.append((i, pattern, reads[pattern]))
-            for pattern, change in edits.items():
-                chosen = np.zeros(stop.around.lengths, bool)
-                for turn, names in turns:
-                    chosen[turn] = surveying.matches(pattern, names[i])
-                if not chosen.any():
+                used.add(address)
+                stop.reads.append((i, address, reads[address]))
+            for address, change in edits.items():
+                edit = stop.edit(i, address, change)
+                if not edit.chosen.any():
                     continue
                 if facet.write is None:
                     raise ValueError(
                         f"{stop.names[i]!r} can be read, not edited: {facet.advice}."
                     )
-                used.add(pattern)
-                stop.edits.append((i, change, chosen))
+                used.add(address)
+                stop.edits.append(edit)
         if stop.is_active and stop.group is not None:
             groups.add(stop.group)
     for stop in stops:
         stop.is_kept = stop.group in groups
-    for pattern in (*reads, *edits):
-        if pattern not in used and strict:
-            _refuse(pattern, names_of_all, survey)
+    for address in (*reads, *edits) if strict else ():
+        if isinstance(address, tuple):
+            absent = set(address).difference(names_of_all)
+        else:
+            absent = {address} - used
+        if absent:
+            _refuse(min(absent), names_of_all, survey)
 
 
-def _first(patterns: Iterable[str], name: str) -> str | None:
-    return next((x for x in patterns if surveying.matches(x, name)), None)
+def _first(addresses: Iterable[Address], name: str) -> Address | None:
+    return next((x for x in addresses if surveying.matches(x, name)), None)
 
 
 def _refuse(pattern: str, names: list[str], survey: surveying.Survey) -> None:

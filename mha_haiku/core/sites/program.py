@@ -13,7 +13,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.extend import core
 
@@ -25,24 +24,26 @@ from mha_haiku.core.sites.jaxprs import under_vmaps
 
 @dataclasses.dataclass(frozen=True)
 class Resume:
-    """An edit that starts a run at a layer, with a given input.
+    """An edit of the inputs of layers that starts a run at one of them.
 
     Scanned layers before it are skipped; looped ones are dead code, which XLA drops.
     """
 
-    layer: int | Array  # the first layer that runs; may be traced
+    first: int | Array  # the number of the layer, as for `edit`; may be traced
     value: Any  # its input, with the structure of the site's value
 
-    def __call__(self, value: Any, layer: int | Array | None) -> Any:
-        if isinstance(layer, int) and isinstance(self.layer, int):
-            return self.value if layer == self.layer else value
+    def __call__(self, value: Any, number: int | Array | None) -> Any:
+        if isinstance(number, int) and isinstance(self.first, int):
+            return self.value if number == self.first else value
         return jax.tree.map(
-            lambda new, old: jnp.where(layer == self.layer, new, old), self.value, value
+            lambda new, old: jnp.where(number == self.first, new, old),
+            self.value,
+            value,
         )
 
 
 def with_layer(change: Callable) -> Callable:
-    """Adapts a change that takes only the value to also take the layer."""
+    """Adapts a change that takes only the value to also take a number."""
     if isinstance(change, Resume):
         return change
     try:
@@ -62,8 +63,8 @@ def with_layer(change: Callable) -> Callable:
 
 def run(
     level: surveying.Level, args: Sequence, turns: tuple = ()
-) -> tuple[list, dict[tuple[str, str], Any]]:
-    """Runs a level; returns its outputs, and the values read, by name and pattern."""
+) -> tuple[list, dict[tuple[str, surveying.Address], Any]]:
+    """Runs a level; returns its outputs, and the values read, by name and address."""
     # `turns` has the turns of the enclosing scans, from the outermost.
     jaxpr, seen = level.closed.jaxpr, {}
     values = dict(zip(jaxpr.constvars, level.closed.consts, strict=True))
@@ -192,10 +193,10 @@ def _scanned(
     num_unscanned = num_consts + num_carry
     fixed, carry = inputs[:num_consts], inputs[num_consts:num_unscanned]
     resumed = [
-        change.layer
+        edit
         for stop in level.all_stops()
-        for _, change, _ in stop.edits
-        if isinstance(change, Resume)
+        for edit in stop.edits
+        if isinstance(edit.change, Resume)
     ]
 
     def step(carry: list, x: Any):
@@ -212,7 +213,9 @@ def _scanned(
             _, rest = jax.eval_shape(whole, carry)
             return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
 
-        return jax.lax.cond(turn >= resumed[0], whole, skipped, carry)
+        numbers = jnp.asarray(resumed[0].numbers)[(*turns, turn)]
+        runs = numbers.max() >= resumed[0].change.first
+        return jax.lax.cond(runs, whole, skipped, carry)
 
     carry, (stacked, seen) = jax.lax.scan(
         step,
@@ -223,10 +226,10 @@ def _scanned(
         unroll=params["unroll"],
     )
     by_turn = {}
-    for (name, pattern), value in seen.items():
+    for (name, address), value in seen.items():
         before, _, after = name.rpartition(surveying.TURN)
         for i in range(length):
-            by_turn[f"{before}{i}{after}", pattern] = jax.tree.map(
+            by_turn[f"{before}{i}{after}", address] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
             )
     return [*carry, *stacked], by_turn
@@ -315,12 +318,12 @@ def _sharded(
 def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> list:
     """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
-    layer = surveying.layer(stop.names[0], turns)
-    for i, change, chosen in stop.edits:
-        name = stop.names[i].replace(surveying.TURN, "*")
-        changed = functools.partial(_chosen, change, chosen, turns, layer, name)
-        leaves, params = _edited(leaves, params, params["facets"][i], changed)
-    for i, pattern, function in stop.reads:
+    for edit in stop.edits:
+        name = stop.names[edit.facet].replace(surveying.TURN, "*")
+        changed = functools.partial(_chosen, edit, turns, name)
+        leaves, params = _edited(leaves, params, params["facets"][edit.facet], changed)
+    layer = surveying.number_at(stop.layers(), turns) if stop.reads else None
+    for i, address, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
         def read(
@@ -332,7 +335,7 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
             return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
 
         mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], pattern] = mapped(*leaves)
+        seen[stop.names[i], address] = mapped(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
         return leaves
@@ -348,22 +351,16 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
     return fitted(original, *leaves)
 
 
-def _chosen(
-    change: Callable,
-    chosen: np.ndarray,
-    turns: tuple,
-    layer: int | Array | None,
-    name: str,
-    view: Any,
-) -> Any:
-    if chosen.all():
-        changed = change(view, layer)
+def _chosen(edit: surveying.Edit, turns: tuple, name: str, view: Any) -> Any:
+    number = surveying.number_at(edit.numbers, turns)
+    if edit.chosen.all():
+        changed = edit.change(view, number)
         _check(name, view, changed)
         return _like(view, changed)
-    _check(name, view, jax.eval_shape(lambda: change(view, layer)))
+    _check(name, view, jax.eval_shape(lambda: edit.change(view, number)))
     return jax.lax.cond(
-        jnp.asarray(chosen)[turns],
-        lambda view: _like(view, change(view, layer)),
+        jnp.asarray(edit.chosen)[turns],
+        lambda view: _like(view, edit.change(view, number)),
         lambda view: view,
         view,
     )

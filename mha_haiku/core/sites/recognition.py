@@ -19,9 +19,10 @@ Recognized are
   together with a scale, as in `where(kept, weights / 0.8, 0)`;
 * one head, several, grouped heads, a key head for all, and all of these under `vmap`.
   The axis of heads is what the projection of the queries makes along with their size.
-  If queries have no projection, it is what the program merges or contracts with the
-  size of values, or sums; otherwise the axes of weights are assumed to be
-  `[B, H, T, S]`, or `[B, T, S]`. Heads may be stacked along the batch by
+  If queries have no projection, it is what the projection of keys makes, or what the
+  program merges or contracts with the size of values, or sums; otherwise the axes of
+  weights are assumed to be `[B, H, T, S]`, or `[B, T, S]`, which `sites` says. Heads
+  may be stacked along the batch by
   `concatenate(split(x))`;
 * attention at any level of a program: in the body of a scan, a jitted or a remat
   function.
@@ -30,6 +31,8 @@ Not recognized are
 
 * scores that are not products of queries and keys (additive attention), a query without
   an axis (pooling), several axes of keys, and a softmax over queries;
+* sums that are products with ones (`e / (e @ ones)`), cumulative sums, or computed in a
+  `lax.map` or another loop;
 * differences of two softmaxes (differential attention), and weights that are added to
   or multiplied by anything else computed from the data;
 * weights with another function (a power, a threshold) between them and the values, and
@@ -41,8 +44,9 @@ If a function has a softmax of such a form, `sites` reports it, and so does the 
 `look` and `edit` for a pattern that matches nothing. A softmax over anything else is
 not attention: keys and values must come from the same data, or queries, keys and values
 must all be inputs of the level. This excludes routers, codebooks and soft labels, and
-also precomputed keys and values in a level that computes its queries. If all three are
-inputs, they cannot be told from parameters.
+also keys and values that are projections of two inputs, or precomputed in a level that
+computes its queries. In a function that is wrapped with its parameters these are told
+from data, and queries, keys and values may come from any data.
 """
 
 import collections
@@ -63,54 +67,77 @@ from mha_haiku.core.sites.softmaxes import Softmax
 
 _WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
+_ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
-def attentions(jaxpr: core.Jaxpr) -> list[tuple[core.JaxprEqn, list[Site]]]:
+Constants = set[core.Var] | None
+
+
+def attentions(
+    jaxpr: core.Jaxpr, constants: Constants
+) -> list[tuple[core.JaxprEqn, list[Site], bool]]:
     """Finds the attentions of a level, without those inside of its calls.
 
-    An attention is returned as the equation whose name stack names it, and its sites.
+    An attention is returned as the equation whose name stack names it, its sites, and
+    whether the axis of heads is only assumed. `constants` are from `jaxprs.constants`.
     """
-    sites_of = _found(_equations(jaxpr))
-    return [(jaxpr.eqns[x.index], sites) for x, sites in sites_of.items()]
+    found = _found(_equations(jaxpr, constants))
+    return [(jaxpr.eqns[x.index], y.sites, y.is_assumed) for x, y in found.items()]
 
 
-def has_others(jaxpr: core.Jaxpr) -> bool:
+def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    equations = _equations(jaxpr)
+    equations = _equations(jaxpr, constants)
     found = list(_found(equations))
     for equation in found:  # grows by what its entries are made of, up to products
         makers = dict.fromkeys(x.maker for x in equation.inputs if x.is_made)
         makers = [x for x in makers if x and x.name != "dot_general"]
         found += [x for x in makers if x not in found]
     known = {x.number for equation in found for x in equation.outputs}
-    masses, read_by = set(), set()
+    # Exponentials, and their quotients. Exponentials that are multiplied by other data
+    # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
+    masses, shares, read_by = set(), set(), set()
     for equation in equations:
         if equation.is_marked:
             continue
-        name = equation.name
-        is_mass = name in levels.EXPONENTIALS and equation.inputs[0].is_made
-        if masses & {x.number for x in equation.inputs}:
+        name, inputs = equation.name, {x.number for x in equation.inputs}
+        outputs = {x.number for x in equation.outputs} - known
+        if inputs & (masses | shares):
             read_by.add(name)
-            is_mass = name not in ("dot_general", "reduce_sum", "log", "site")
-        if is_mass:
-            masses |= {x.number for x in equation.outputs} - known
+        if name in levels.EXPONENTIALS and equation.inputs[0].is_made:
+            masses |= outputs
+        elif name in _ENDING:
+            continue
+        elif inputs & shares or name == "div" and equation.inputs[0].number in masses:
+            shares |= outputs
+        elif inputs & masses and name != "div":
+            others = [x for x in equation.inputs if x.number not in masses]
+            is_scaled = name == "mul" and any(x.is_made for x in others)
+            masses |= set() if is_scaled else outputs
     return {"dot_general", "reduce_sum"} <= read_by
 
 
-def _equations(jaxpr: core.Jaxpr) -> list[Equation]:
+def _equations(jaxpr: core.Jaxpr, constants: Constants) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
     primitives = levels.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & _WEIGHING:
         return []
-    return levels.equations(jaxpr)
+    return levels.equations(jaxpr, constants)
 
 
-def _found(equations: list[Equation]) -> dict[Equation, list[Site]]:
-    """Finds the sites of attentions, by the last equation of the softmax."""
+class _Attention(NamedTuple):
+    softmax: Equation  # the last one
+    scored: Equation  # the product of queries and keys
+    sites: list[Site]
+    is_assumed: bool  # whether only the order of axes tells which are heads
+
+
+def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
+    """Finds attentions, by the last equation of the softmax."""
     found: dict[Equation, _Attention] = {}
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
@@ -122,15 +149,11 @@ def _found(equations: list[Equation]) -> dict[Equation, list[Site]]:
     # Queries and keys of scores that several softmaxes read are not of one attention.
     counts = collections.Counter(x.scored for x in found.values())
     return {
-        end: x.sites if counts[x.scored] == 1 else [*map(_with_shared_scores, x.sites)]
+        end: x
+        if counts[x.scored] == 1
+        else x._replace(sites=[*map(_with_shared_scores, x.sites)])
         for end, x in found.items()
     }
-
-
-class _Attention(NamedTuple):
-    softmax: Equation  # the last one
-    scored: Equation  # the product of queries and keys
-    sites: list[Site]
 
 
 def _with_shared_scores(site: Site) -> Site:
@@ -195,7 +218,7 @@ class _AttentionSearch:
         if not set(groups.queries) <= only:
             return None
         sites = self.sites(steps, softmax, scores, masks, mixing, groups)
-        return _Attention(end, scores.product, sites)
+        return _Attention(end, scores.product, sites, groups.is_assumed)
 
     def mixing(self, weights: Reached) -> grouping.Mixing:
         """Follows axes of weights to the values and to the result of the product."""
@@ -223,6 +246,7 @@ class _AttentionSearch:
         self, steps: list[Any], mixing: grouping.Mixing, scores: _Scores
     ) -> grouping.Groups:
         of_query = grouping.made_with_size(self.axes, scores.query)
+        of_query = of_query or grouping.made_with_size(self.axes, scores.key)
         groups = grouping.groups(self.axes, mixing, of_query)
         # `weights @ values` drops batch axes of size 1 from the weights, from the left.
         dropped = [
@@ -273,6 +297,8 @@ class _AttentionSearch:
         self, query: Reached, key: Reached, value: levels.Value, is_sigmoid: bool
     ) -> bool:
         """Checks whether keys and values come from the same data, as in attention."""
+        if all(x.is_constant is False for x in (query.value, key.value, value)):
+            return True
         are_made = [x.is_made for x in (query.value, key.value, value)]
         if any(are_made) or is_sigmoid:
             if all(are_made[1:]):

@@ -11,10 +11,11 @@ import dataclasses
 import functools
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jax.extend import core
@@ -31,12 +32,11 @@ _NUMBERED = "\1"
 # The number of a layer: a part of a name, or the end of one.
 _LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
 
+# A pattern of names, or whole names.
+Address = str | tuple[str, ...]
+
 # Primitives that may contain a whole attention without visible equations.
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
-
-
-def _is_marked(eqn: core.JaxprEqn) -> bool:
-    return jaxprs.is_marked(eqn) or eqn.primitive is site_p
 
 
 class _Around(NamedTuple):
@@ -68,6 +68,17 @@ class _Around(NamedTuple):
         )
 
 
+class Edit(NamedTuple):
+    """An edit of a facet of a site."""
+
+    facet: int  # its index
+    change: Callable  # of the value and a number
+    # By the turns of the enclosing scans: whether the site is edited, and the number,
+    # which is None if there is none.
+    chosen: np.ndarray
+    numbers: np.ndarray | None
+
+
 @dataclasses.dataclass
 class Stop:
     """A site in a level, with its reads and edits."""
@@ -79,13 +90,9 @@ class Stop:
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
     group: int | None = None
-    # Facets that are read: their index, the pattern, a function.
-    reads: list[tuple[int, str, Callable]] = dataclasses.field(default_factory=list)
-    # Facets that are edited: their index, a function, and the turns of the enclosing
-    # scans.
-    edits: list[tuple[int, Callable, np.ndarray]] = dataclasses.field(
-        default_factory=list
-    )
+    # Facets that are read: their index, the address, a function.
+    reads: list[tuple[int, Address, Callable]] = dataclasses.field(default_factory=list)
+    edits: list[Edit] = dataclasses.field(default_factory=list)
     is_kept: bool = False  # whether another site of the same attention is active
 
     @property
@@ -109,6 +116,28 @@ class Stop:
         """Yields the turns of the enclosing scans, and the facets' names there."""
         for turn in itertools.product(*map(range, self.around.lengths)):
             yield turn, tuple(at_turn(name, turn) for name in self.names)
+
+    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
+        """Makes an edit of a facet, where the address names it."""
+        chosen = np.zeros(self.around.lengths, bool)
+        for turn, names in self.turns():
+            chosen[turn] = matches(address, names[facet])
+        if not isinstance(address, tuple):
+            return Edit(facet, change, chosen, self.layers())
+        numbers, number = np.zeros(self.around.lengths, int), -1
+        for turn, names in self.turns():
+            number = address.index(names[facet]) if chosen[turn] else number
+            numbers[turn] = number
+        return Edit(facet, change, chosen, numbers)
+
+    def layers(self) -> np.ndarray | None:
+        """Returns the layer by turns, the first number in the name; None without."""
+        if not _LAYER.search(self.names[0]):
+            return None
+        layers = np.zeros(self.around.lengths, int)
+        for turn, names in self.turns():
+            layers[turn] = int(_LAYER.search(names[0])[1])
+        return layers
 
 
 @dataclasses.dataclass
@@ -147,7 +176,10 @@ class Survey:
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
-        self.top = self._level(closed, _Around())
+        self._assumed: list[str] = []  # attention whose axis of heads is assumed
+        # The levels in which attention was searched for, and their constants.
+        self._searched: list[tuple[core.Jaxpr, set[core.Var] | None]] = []
+        self.top = self._level(closed, _Around(), None)
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -163,15 +195,27 @@ class Survey:
                 'that cannot be seen: choose another implementation, such as "xla" or '
                 '"dense".'
             )
-        walk = jaxprs.walk(self.top.closed.jaxpr, lambda eqn: not _is_marked(eqn))
-        inner = [x for eqn in walk if not _is_marked(eqn) for x in jaxprs.inner(eqn)]
-        if any(recognition.has_others(x.jaxpr) for x in (self.top.closed, *inner)):
+        if any(itertools.starmap(recognition.has_others, self._searched)):
             parts.append(
                 "It has a softmax that reaches a matrix product in a form that is not "
                 "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
+            if all(constants is None for _, constants in self._searched):
+                parts.append(
+                    "If queries, keys and values are projections of different inputs, "
+                    "mh.wrap(f, params) can tell these from parameters."
+                )
         return "\n".join(parts)
+
+    def assumption(self) -> str:
+        """Says which axes of recognized attention are only assumed; "" for none."""
+        if not self._assumed:
+            return ""
+        return (
+            f"Nothing tells the axis of heads of {', '.join(self._assumed)}: weights "
+            "are assumed to be [B, H, T, S], or [B, T, S] of one head."
+        )
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
@@ -184,20 +228,34 @@ class Survey:
         entries.sort(key=lambda entry: entry[0])
         return [(stop, names) for _, stop, names in entries]
 
-    def _level(self, closed: core.ClosedJaxpr, around: _Around) -> Level:
+    def _level(
+        self,
+        closed: core.ClosedJaxpr,
+        around: _Around,
+        constants: Iterable[core.Var] | None,
+    ) -> Level:
+        """Surveys a level; `constants` are those among its inputs, None if unknown."""
         jaxpr, level = closed.jaxpr, Level(closed)
         recognized, named = {}, {}
-        for first, sites in () if around.is_marked else recognition.attentions(jaxpr):
+        known = jaxprs.constants(jaxpr, constants)
+        if not around.is_marked:
+            self._searched.append((jaxpr, known))
+        found = [] if around.is_marked else recognition.attentions(jaxpr, known)
+        for first, sites, is_assumed in found:
             for site in sites:
-                recognized.setdefault(site.index, []).append((first, site))
+                entry = first, is_assumed, site
+                recognized.setdefault(site.index, []).append(entry)
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, site in recognized.get(index, ()):
+            for first, is_assumed, site in recognized.get(index, ()):
                 if id(first) not in named:
                     local = jaxprs.path(first)
                     if is_empty(joined(around.path, local)):
                         local = next(self._pathless)
                     named[id(first)] = local, self._group()
+                    if is_assumed:
+                        path = joined(around.path, local).partition(_NUMBERED)[0]
+                        self._assumed.append(path.replace(TURN, "*"))
                 local, group = named[id(first)]
                 level.stops.append(self._stop(site, local, around, group))
             if eqn is None:
@@ -213,7 +271,11 @@ class Survey:
                 self.kernels.add(eqn.primitive.name)
                 continue
             inner = [
-                self._level(nested, around.inside(eqn, index, number, nested.jaxpr))
+                self._level(
+                    nested,
+                    around.inside(eqn, index, number, nested.jaxpr),
+                    jaxprs.constants_inside(eqn, nested.jaxpr, known),
+                )
                 for number, nested in enumerate(jaxprs.inner(eqn))
             ]
             if any(nested.stops or nested.inner for nested in inner):
@@ -244,7 +306,7 @@ class Survey:
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
             chosen = np.ones(around.lengths, bool)
-            stop.edits.append((0, lambda value, layer: value, chosen))
+            stop.edits.append(Edit(0, lambda value, layer: value, chosen, None))
             level.stops.append(stop)
 
     def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
@@ -261,13 +323,16 @@ class Survey:
 # --- Names
 
 
-def matches(pattern: str, name: str) -> bool:
-    """Checks whether a pattern, in which `*` matches anything, names a site.
+def matches(address: Address, name: str) -> bool:
+    """Checks whether an address names a site: a tuple of whole names, or a pattern.
 
-    It may begin at any part of the path, as it does with `*/`; if it begins with `/`,
-    only at the first. A site that is passed more than once has a number,
-    `path#1/heads`, which a pattern may omit.
+    In a pattern `*` matches anything. It may begin at any part of the path, as it does
+    with `*/`; if it begins with `/`, only at the first. A site that is passed more than
+    once has a number, `path#1/heads`, which a pattern may omit.
     """
+    if isinstance(address, tuple):
+        return name in address
+    pattern = address
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
     if not pattern.startswith("/"):
         pattern = f"*/{pattern.removeprefix('*/')}"
@@ -280,21 +345,12 @@ def _expression(pattern: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def numbered_by_layer(name: str) -> tuple[str, int | None]:
-    """Replaces the number of the layer, the first in a name, by `*`; returns both."""
-    found = _LAYER.search(name)
-    if not found:
-        return name, None
-    number = None if found[1] == TURN else int(found[1])
-    return f"{name[: found.start(1)]}*{name[found.end(1) :]}", number
-
-
-def layer(name: str, turns: Sequence) -> int | Array | None:
-    """Finds the layer of a site: a number in its name, or the turn of a scan."""
-    found = _LAYER.search(name)
-    if not found:
+def number_at(numbers: np.ndarray | None, turns: Sequence) -> int | Array | None:
+    """Looks up a number by the turns of scans; traced if it depends on them."""
+    if numbers is None:
         return None
-    return turns[0] if found[1] == TURN else int(found[1])
+    first = numbers.flat[0]
+    return int(first) if (numbers == first).all() else jnp.asarray(numbers)[turns]
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:

@@ -396,7 +396,7 @@ def _rotary_keys(theta: str, base: float, share: str, turning: float) -> dict:
         "rope_parameters": name_tables.key(None, _object, dict | None),
         "rope_scaling": name_tables.key(None, _object, dict | None),
         theta: name_tables.key(base, at_least_one),
-        share: name_tables.key(turning, fields.portion),
+        share: name_tables.key(turning, checks.share),
         "original_max_position_embeddings": name_tables.key(None, _LENGTH, int | None),
         "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
     }
@@ -424,7 +424,7 @@ def _rope(
     kind = said["rope_type"]
     label = "config.json's kind of rotary positions (rope_type)"
     checks.choice(label, kind, _ROTARY_KINDS)
-    wanted = {"rope_theta": at_least_one, "partial_rotary_factor": fields.portion}
+    wanted = {"rope_theta": at_least_one, "partial_rotary_factor": checks.share}
     wanted |= _ROTARY_KINDS[kind]
     rope = {
         each: check(f"{name}.{each}", said.get(each)) for each, check in wanted.items()

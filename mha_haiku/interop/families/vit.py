@@ -17,11 +17,6 @@ def patches(images: np.ndarray, size: int) -> np.ndarray:
 
     Raises:
       ValueError: If `size` does not divide the image's height and width.
-
-    Example:
-      >>> images = np.zeros((1, 3, 32, 32))
-      >>> mh.interop.patches(images, 8).shape  # the class and 4 x 4 patches
-      (1, 17, 192)
     """
     batch, channels, height, width = images.shape
     if height % size or width % size:

@@ -26,11 +26,6 @@ class HeadWeights(NamedTuple):
     """The weights of a head, or of all heads of a layer with a leading axis H.
 
     The bias of the output belongs to the layer, not to a head.
-
-    Example:
-      >>> of_head = mh.heads.weights(model, params, layer=1, head=0)
-      >>> of_head.query.shape, of_head.output.shape
-      ((45, 13), (13, 45))
     """
 
     query: np.ndarray  # `[D, K]`, from the head's input to its queries
@@ -72,11 +67,6 @@ def weights(
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
     on layer normalization.
-
-    Example:
-      >>> query, key, *_ = mh.heads.weights(model, params, layer=1, head=0)
-      >>> (query @ key.T).shape  # how each pair of directions attends, [D, D]
-      (45, 45)
     """
     config = running.config_of(model)
     parts = models.heads_of_layers(config)
@@ -116,10 +106,6 @@ def token_embedding(model: models.Model, params: Any) -> np.ndarray:
 
     Raises:
       ValueError: If the model has no config, or its inputs are not tokens.
-
-    Example:
-      >>> mh.heads.token_embedding(model, params).shape
-      (13, 45)
     """
     config, leaves = running.config_of(model), _leaves_of(params, "embedding")
     if "embeddings" not in leaves:
@@ -137,10 +123,6 @@ def unembedding(
     Raises:
       ValueError: If the model has no config, no logits, or a nonlinear layer before
         them.
-
-    Example:
-      >>> mh.heads.unembedding(model, params).shape
-      (45, 13)
     """
     config = running.config_of(model)
     check_logits(config)

@@ -5,6 +5,7 @@ layers, X runs. Gates and results are `[P, H]`, as wide as the widest part; wher
 is no head results are NaN.
 """
 
+import re
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -37,6 +38,7 @@ class Clean(NamedTuple):
     heads: dict[str, Array]
     values: Sequence[Array | None]  # what ablated heads pass on, see `edits.gated`
     streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack
+    in_turns: bool  # whether each part comes right after the input of its layer
     is_scanned: bool  # whether the model scans its layers
 
     @classmethod
@@ -60,7 +62,8 @@ class Clean(NamedTuple):
             )
         count = len(example.inputs)
         heads = {name: running.by_example(x, count) for name, x in heads.items()}
-        if len({sites.numbered_by_layer(name)[0] for name in streams}) > 1:
+        in_turns = [name in streams for name in found] == [True, False] * len(streams)
+        if len({re.sub(r"\d+", "", name) for name in streams}) > 1:
             streams = {}
 
         def run(edits: edits.Edits) -> Array:
@@ -70,7 +73,7 @@ class Clean(NamedTuple):
         before = metric(output.logits, example)
         values = ablation_value([*heads.values()])
         is_scanned = running.is_scanned(model, params)
-        return cls(example, run, before, heads, values, streams, is_scanned)
+        return cls(example, run, before, heads, values, streams, in_turns, is_scanned)
 
     @property
     def exists(self) -> np.ndarray:
@@ -144,7 +147,7 @@ class Clean(NamedTuple):
 
         # To compile the layers above each of many takes longer than to run them all.
         is_deep = len(rows) > 2 * running.FEW_LAYERS and not self.is_scanned
-        if len(self.streams) == len(rows) and not is_deep:
+        if self.streams and self.in_turns and not is_deep:
             layers = [*zip(rows, self.streams.values(), strict=True)]
             after = self.each_layer(of_layer, layers)
         else:
@@ -156,8 +159,7 @@ class Clean(NamedTuple):
 
     def from_layer(self, layer: int | Array, stream: Array) -> edits.Edits:
         """Makes the edits of a run that begins with the input stream of a layer."""
-        pattern, _ = sites.numbered_by_layer(next(iter(self.streams)))
-        return {pattern: sites.Resume(layer, stream)}
+        return {tuple(self.streams): sites.Resume(layer, stream)}
 
     def each_layer(self, function: Callable, layers: Sequence[Any]) -> Array:
         """Concatenates the results of `function(index, layer)`, `[X, B]`."""

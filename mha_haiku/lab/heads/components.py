@@ -124,14 +124,18 @@ class Held:
         return self
 
     def curvature(self) -> Array:
-        """Computes how far the run is from linear, relative to the largest value."""
+        """Computes how far components add up to something else than the model's values.
+
+        The result is relative to the largest value.
+        """
         start = self._of(jax.tree.map(jnp.zeros_like, self.sources))
+        values = self._read(*self._given)  # of the run itself, in which nothing is set
 
         def share(end: Array, first: Array, change: Array) -> Array:
             far = jnp.abs(end - first - change).max(initial=0)
             return far / jnp.abs(end).max(initial=1e-30)
 
-        shares = jax.tree.map(share, self.ends, start, self.push(self.sources))
+        shares = jax.tree.map(share, values, start, self.push(self.sources))
         return jnp.stack(jax.tree.leaves(shares)).max()
 
     def pull(self, cotangents: dict[str, Any]) -> dict[str, Array]:
@@ -174,8 +178,6 @@ class Held:
         """Runs the model with given values of component sites, and reads the result."""
         values = components | self._factors
         changes = edits.on_parts(values, values.values(), lambda _, value: value)
-        # Whole names: a norm outside a scan may have the name of one inside.
-        changes = {f"/{pattern}": change for pattern, change in changes.items()}
         model, *arguments = self._given
         edited = model._replace(apply=sites.edit(model.apply, changes))
         return read(edited, *arguments)
@@ -195,7 +197,7 @@ class Held:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(x: Array) -> Array:
-            read = lambda *given: running.look(*given, at=[name])[1][name]  # noqa: E731
+            read = lambda *given: running.look(*given, at=[(name,)])[1][name]  # noqa: E731
             return self._run({tokens: x}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]

@@ -121,13 +121,24 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    return running.fetched(_lens(model)(params, example))
+    found, output = running.fetched(_lens(model)(params, example))
+    far = np.abs(found[-1] - output).max() / np.abs(output).max(initial=1e-30)
+    if not far < components.LINEAR:
+        raise ValueError(
+            "the residual stream must determine the logits, but what leaves the last "
+            f"layer gives logits that are {far:.1%} off; ask without edits of the "
+            "stream or the logits."
+        )
+    return found
 
 
 @running.compiled
-def _lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
+def _lens(
+    model: models.Model, params: Any, example: tasks.Example
+) -> tuple[Array, Array]:
+    """Returns the logits of all streams, and those of the model."""
     model = running.shown(model)
-    _, streams = running.look(model, params, example, ["stream"], strict=False)
+    output, streams = running.look(model, params, example, ["stream"], strict=False)
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
         raise ValueError(
             "the model must show its residual stream, one sum through all its layers: "
@@ -138,10 +149,10 @@ def _lens(model: models.Model, params: Any, example: tasks.Example) -> Array:
     last = next(reversed(streams))
 
     def read(stream: Array) -> Array:
-        edits = {last: lambda _: stream}
+        edits = {(last,): lambda _: stream}
         return running.run_edited(model, params, example, edits).logits
 
-    return jax.lax.map(read, jnp.stack([*streams.values()]))
+    return jax.lax.map(read, jnp.stack([*streams.values()])), output.logits
 
 
 @running.compiled

@@ -43,11 +43,6 @@ def mean_pooled(model: models.Model) -> models.Model:
 
     A vector is the mean of an example's outputs (of the decoder, in an encoder-decoder)
     over its valid positions.
-
-    Example:
-      >>> pooled = mh.heads.mean_pooled(model)
-      >>> pooled.apply(params, None, tokens, is_training=False).logits.shape
-      (8, 45)
     """
 
     def apply(

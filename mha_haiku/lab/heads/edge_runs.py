@@ -11,7 +11,7 @@ patterns of edges.
 """
 
 import functools
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -50,7 +50,7 @@ class Pieces:
         begins |= {f"{part.path}/{x}" for part in of for x in inner if part.groups}
         ends = {f"{part.path}/output" for part in of} | {"logits"}
         run = functools.partial(running.run, model)
-        look = sites.look(run, sorted(begins | ends), strict=False)
+        look = sites.look(run, [tuple(begins | ends)], strict=False)
         shapes = jax.eval_shape(look, params, example)[1]
         given = {name: x for name, x in shapes.items() if name in begins}
 
@@ -58,7 +58,7 @@ class Pieces:
         def pieces(
             params: Params, example: Example, given: Mapping[str, Array]
         ) -> list[Array]:
-            changes = {name: lambda _, x=x: x for name, x in given.items()}
+            changes = {(name,): lambda _, x=x: x for name, x in given.items()}
             return [*sites.edit(look, changes)(params, example)[1].values()]
 
         self._jaxpr = jax.make_jaxpr(pieces)(params, example, given)
@@ -122,7 +122,8 @@ class EdgeRuns:
         # As one batch, which reads the parameters once.
         batches = [corrupted, *([clean] if runs_clean else [])]
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
-        output, seen = running.look(*self._compact, batch, _patterns(self._written))
+        at = [tuple(self._written)]
+        output, seen = running.look(*self._compact, batch, at)
         count = len(clean.inputs)
         self.after = metric(output.logits[:count], clean)
         self._corrupted = {name: seen[name][:count] for name in self._written}
@@ -253,19 +254,19 @@ class EdgeRuns:
             for name in (_EMBEDDINGS[stack] for stack in self.graph.stacks):
                 clean, corrupted = self._clean[name], self._corrupted[name]
                 between = share * clean + (1 - share) * corrupted
-                edit[name] = lambda _, between=between: between
+                edit[name,] = lambda _, between=between: between
         end = self._corrupted[_EMBEDDINGS[graphs.stack_of(self.graph.end)]]
         shifts = {self.graph.end: jnp.zeros_like(end)}
         for part in parts:
             names = [part.written] if part.groups else [part.reads[0], _left(part)]
             zeros = jnp.zeros_like(self._corrupted[part.written])
             shifts |= dict.fromkeys(names, zeros)
-        at = [*self._written, *(site for part in parts for site in part.reads)]
+        at = (*self._written, *(site for part in parts for site in part.reads))
 
         def total(shifts: dict[str, Array]):
             changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
             run = sites.edit(functools.partial(running.run, model), changes)
-            output, seen = sites.look(run, _patterns(at))(params, self.example)
+            output, seen = sites.look(run, [at])(params, self.example)
             metric = self._metric(output.logits, self.example)
             return metric.sum(), (metric, dict(seen))
 
@@ -385,11 +386,6 @@ class EdgeRuns:
 
 
 _EMBEDDINGS = {"encoder": "embedding", "decoder": "decoder_embedding"}
-
-
-def _patterns(names: Iterable[str]) -> list[str]:
-    """Makes patterns of sites, one for all layers, so that a scan stacks no copies."""
-    return sorted({sites.numbered_by_layer(name)[0] for name in names})
 
 
 def _left(part: graphs.Part) -> str:

@@ -1,7 +1,7 @@
 """Common edits of a model, for `mh.edit`.
 
 `B...` batch axes, T positions, H heads of an attention, V value size per head, D width,
-F hidden units, P attention parts. Edits map patterns of sites to changes:
+F hidden units, P attention parts. Edits map patterns or names of sites to changes:
 
 >>> import jax.numpy as jnp
 >>> import mha_haiku as mh
@@ -13,7 +13,7 @@ position counts from the end. Traced numbers cannot be validated.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from mha_haiku.core import attention, checks, sites, tiles
 
 Array = jax.Array
-Edits = dict[str, Callable]
+Edits = dict[sites.Address, Callable]
 
 
 def ablate(
@@ -57,7 +57,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
     is a pattern of attention paths, whose first number is the layer. A layer without
     gates raises ValueError; if layers are scanned, it becomes NaN.
     """
-    of_layer = _of_layers(dict(enumerate(gates)), gated)
+    of_layer = _of_parts(list(gates), gated)
 
     def change(values: Array, layer: int | Array | None) -> Array:
         if not isinstance(layer, jax.Array):
@@ -157,18 +157,20 @@ def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edit
 
 
 def on_parts(
-    names: Iterable[str], given: Iterable[Any], change: Callable[[Array, Any], Array]
+    names: Iterable[str], trees: Iterable[Any], change: Callable[[Array, Any], Array]
 ) -> Edits:
-    """Makes edits of the sites `names` of P parts, such as their heads.
+    """Makes edits of the sites of P parts, such as their heads, by their whole names.
 
-    `change` takes the value of the site and the part's tree of arrays in `given`.
-    Layers of a stack share one edit, so that a model can scan them.
+    `change` takes the value of the site and the part's tree of arrays.
     """
-    stacks: dict[str, dict[int | None, Any]] = {}
-    for name, tree in zip(names, given, strict=True):
-        pattern, layer = sites.numbered_by_layer(name)
-        stacks.setdefault(pattern, {})[layer] = tree
-    return {pattern: _of_layers(trees, change) for pattern, trees in stacks.items()}
+    # Parts that are alike share one edit, as the turns of a scan have to.
+    alike: dict[Any, tuple[list[str], list[Any]]] = {}
+    for name, tree in zip(names, trees, strict=True):
+        leaves, structure = jax.tree.flatten(tree)
+        key = structure, tuple(map(jnp.shape, leaves))
+        for group, x in zip(alike.setdefault(key, ([], [])), (name, tree), strict=True):
+            group.append(x)
+    return {tuple(names): _of_parts(trees, change) for names, trees in alike.values()}
 
 
 def gated(values: Array, gates: Array, replacement: Array | None = None) -> Array:
@@ -195,22 +197,22 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
     return values * gates + replacement * (1 - gates)
 
 
-def _of_layers(trees: Mapping[Any, Any], change: Callable[[Array, Any], Array]):
-    """Makes an edit from the trees of layers; a scan of layers reads their stack."""
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in trees.values()]
+def _of_parts(
+    trees: Sequence[Any], change: Callable[[Array, Any], Array]
+) -> Callable[[Array, Any], Array]:
+    """Makes an edit from a tree of arrays for each number that the edit gets."""
+    shapes = [jax.tree.map(jnp.shape, tree) for tree in trees]
     if all(shape == shapes[0] for shape in shapes):
-        # By layer, as JAX sorts dicts by name: "layer_10" before "layer_2".
-        in_order = [trees[layer] for layer in sorted(trees)]
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *in_order)
+        stacked = jax.tree.map(lambda *x: jnp.stack(x), *trees)
 
-    def of_layer(value: Array, layer: int | Array | None) -> Array:
-        if isinstance(layer, jax.Array):
-            # Numbers are NaN past the last layer.
-            read = lambda x: x.at[layer].get(mode="fill")  # noqa: E731
-            return change(value, jax.tree.map(read, stacked))
-        return change(value, trees[layer]) if layer in trees else value
+    def of_part(value: Array, number: int | Array) -> Array:
+        if not isinstance(number, jax.Array):
+            return change(value, trees[number])
+        # Numbers are NaN past the last layer.
+        read = lambda x: x.at[number].get(mode="fill")  # noqa: E731
+        return change(value, jax.tree.map(read, stacked))
 
-    return of_layer
+    return of_part
 
 
 def _path(at: int | str) -> str:

@@ -290,7 +290,7 @@ class _HeadRuns:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
         run = sites.edit(self._run, changed)
-        return sites.look(run, list(self.read), strict=False)(self._clean)
+        return sites.look(run, [tuple(self.read)])(self._clean)
 
     def reading(
         self, values: dict[str, Array], where: Callable[[Any, Any], Any]
@@ -307,7 +307,7 @@ class _HeadRuns:
     def computed(self, changed: edits.Edits) -> list[Array]:
         """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = sites.look(self._run, self.parts)
+        look = sites.look(self._run, [tuple(self.parts)])
         _, seen = sites.edit(look, changed)(self._clean)
         return [seen[name] for name in self.parts]
 

@@ -140,13 +140,6 @@ def unit_gradient(subject: Measured) -> PerExample:
 
     Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
     Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
-
-    Example:
-      >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["histogram"]())
-      >>> loss, examples = mh.heads.metrics.loss, [compiled.examples(4)]
-      >>> counts = mh.heads.Measured(compiled.model, loss, compiled.params, examples)
-      >>> mh.heads.unit_gradient(counts).mean.shape  # [L, F]
-      (1, 17)
     """
     _check_slope(subject)
     return PerExample(_results(subject, _unit_slopes, metric=subject.metric))

@@ -422,13 +422,14 @@ def by_kind(
     The kind is one of `models.KINDS`, or "" in models of one kind; see `kinds_of`.
     """
     if not (kinds := kinds_of(model, params, example)):
-        names = {"*": ""}
+        names: dict[Any, str] = {"*/map": ""}
     elif model.config is None and example is not None:
-        names = dict(zip(parts(model, params, example), kinds, strict=True))
+        paths = parts(model, params, example)
+        names = {(f"{x}/map",): y for x, y in zip(paths, kinds, strict=True)}
     else:
-        names = {"decoder/*/cross_attention": "cross", "decoder/*": "decoder"}
-        names["*"] = "encoder"
-    return {f"{x}/map": functools.partial(function, kind=y) for x, y in names.items()}
+        names = {"decoder/*/cross_attention/map": "cross", "decoder/*/map": "decoder"}
+        names["*/map"] = "encoder"
+    return {at: functools.partial(function, kind=kind) for at, kind in names.items()}
 
 
 def fetched(tree: Any) -> Any:

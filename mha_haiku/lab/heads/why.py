@@ -275,6 +275,8 @@ def pairs(
     title = "Layer {}, head {}, query {}, key {}: score ".format(*place)
     title += f"{score:.4g}, weight {weight:.3g}"
     terms = parts[0] @ key_parts.T
+    size, kind = np.abs(terms).sum() + abs(bias), found["sides"][0]["parts"].dtype
+    _check_whole("the score", terms.sum() + bias, score, size, kind)
     return Pairs(place, title, (queries, keys), terms, score, parts, bias, weight)
 
 
@@ -337,7 +339,8 @@ def written(
     found = _run(program, params, example, layer, head, query, answer)
     terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
     total = float(found["total"])
-    _check_whole((layer, head), terms.sum(), total, np.abs(terms).sum(), found["total"])
+    size, kind = np.abs(terms).sum(), found["total"].dtype
+    _check_whole("what the head writes", terms.sum(), total, size, kind)
     title = f"Layer {layer}, head {head}, query {query}: {unit} {total:.4g}"
     sides = tuple(range(len(terms))), known.components
     return Terms((layer, head, query), title, sides, terms, total)
@@ -420,27 +423,28 @@ def _split(
             raise ValueError(f"sources must be heads with known values, got {head}.")
         factors = (x[..., head.head, :] for x in (gradient * gates, value))
         by_source = np.einsum("krv,sv,rs->sk", *factors, weights[head.head])
-        sizes = np.abs(by_source).sum(0).max(), splits[head.layer][0]
-        _check_whole(head[1:3], by_source.sum(0), part, *sizes)
+        size, kind = np.abs(by_source).sum(0).max(), splits[head.layer][0].dtype
+        _check_whole(f"the part of {head}", by_source.sum(0), part, size, kind)
         result += [(head._replace(source=s), x) for s, x in enumerate(by_source)]
     labels, parts = zip(*result, strict=True)
     return labels, np.stack(parts)
 
 
 def _check_whole(
-    place: Sequence[int],
+    what: str,
     found: np.ndarray | float,
     whole: np.ndarray | float,
     size: float,
-    computed: np.ndarray,
+    dtype: Any,
 ):
-    """Raises ValueError if what a head's values add up to is not what it writes."""
-    error = 16 * float(jnp.finfo(computed.dtype).eps)
-    if np.abs(found - whole).max() > max(components.LINEAR, error) * size:
-        layer, head = place
+    """Raises ValueError if terms do not add up to what they explain."""
+    error = 16 * float(jnp.finfo(dtype).eps)
+    far = np.abs(found - whole).max()
+    if not far <= max(components.LINEAR, error) * size:
         raise ValueError(
-            f"layer {layer}, head {head} must write the sum of its values, but an edit "
-            "has changed what it writes; ask the subject without edits of heads."
+            f"the terms of {what} must add up to it, but are {far:.4g} off, where "
+            f"their magnitudes add up to {size:.4g}: an edit has changed it, or a site "
+            "has another value than the program computes with."
         )
 
 

@@ -1,14 +1,12 @@
 """Text generation: a model continues prompts, or answers sources.
 
-B texts decoded together, t tokens of a prompt or source, n tokens of the written text,
-T positions of the training's examples, C classes.
+B texts decoded together, T positions of the training's examples, C classes.
 """
 
 import codecs
-import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,338 +16,189 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import computing, conversion, encoding, imported_runs
+from mha_haiku.subjects import computing, conversion, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
-from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
 
 _logger = logging.getLogger("mha_haiku")
 
-TOKENS = 200  # of a text by default
-_ANEW = 32  # the same for a function
-TEMPERATURE = 0.8  # of texts that continue a prompt
-CHUNK = 4  # tokens of a stream that come at a time, after the first
-BATCH = 64  # texts decoded together
+_TOKENS = 200  # of a text by default
+_TOKENS_OF_FUNCTION = 32  # the same for a function
+_TEMPERATURE = 0.8  # of texts that continue a prompt
+_CHUNK = 4  # tokens that come at a time, after the first
 _MOST_TOKENS = 2**20
-_MOST_WIDTH = 2**10
 _TOLERANCE = 1e-3  # of logits at a position, whatever comes after it
-
-Strategy = decoding.Greedy | decoding.Sampled | decoding.Beam
-
-
-class Text(NamedTuple):
-    """One text that a run wrote."""
-
-    given: str  # the prompt, or the source
-    text: str  # what was written
-    given_tokens: np.ndarray  # `[t]` int32
-    tokens: np.ndarray  # `[n]` int32, of what was written, without the end token
-    is_ended: bool  # by the end token; otherwise there was no more room
-
-    def record(self) -> dict[str, Any]:
-        """Converts the text to JSON values."""
-        lists = self.given_tokens.tolist(), self.tokens.tolist()
-        return self._replace(given_tokens=lists[0], tokens=lists[1])._asdict()
-
-
-def given(config: configuration.RunConfig) -> str | None:
-    """Tells whether a run writes from a "prompt" or a "source"; None if it cannot."""
-    model, task = config.model, config.task.name
-    if model.family == "encoder_decoder":
-        return "source"
-    is_writer = model.family == "causal" and tasks.of_name(task).continues
-    return "prompt" if is_writer and model.output.logits else None
-
-
-def check_given(subject: RunSubject, kind: str) -> None:
-    """Raises ConfigError if a run does not write from a "prompt" or "source"."""
-    own, family = given(subject.config), subject.config.model.family
-    if own is None:
-        why = f"is of family {family!r}, which writes no text"
-        if family == "causal":
-            name = subject.task.name
-            why = f"has the task {name!r}, whose targets are no next tokens"
-        raise ConfigError(
-            f"{subject.name} {why}.\nA causal model of a text takes a prompt, "
-            "an encoder_decoder takes a source."
-        )
-    if own != kind:
-        raise ConfigError(
-            f"{subject.name} is of family {family!r}, which takes a {own}, not a "
-            f"{kind}: give --{own}=... or --{own}s=FILE."
-        )
-
-
-def strategy(
-    kind: str,
-    *,
-    temperature: float | None = None,
-    top_k: int | None = None,
-    top_p: float | None = None,
-    beam: int | None = None,
-    length_penalty: float | None = None,
-) -> Strategy:
-    """Makes the strategy to choose tokens.
-
-    Args:
-      kind: "prompt" or "source".
-      temperature: Sampling temperature; 0 is greedy. Default: 0.8 for prompts, 0 for
-        sources.
-      top_k: Sample from this many of the likeliest tokens.
-      top_p: Sample from the likeliest tokens of this probability.
-      beam: Width of a beam search, instead of sampling.
-      length_penalty: Power of the length by which a beam search divides scores;
-        default: 0.
-    """
-    with checks.user_mistakes():
-        cuts = {"top_k": top_k, "top_p": top_p}
-        if beam is not None:
-            checks.integer_in("beam", beam, 1, _MOST_WIDTH)
-            drawn = {"temperature": temperature, **cuts}
-            _refuse_others("beam, which draws no tokens", drawn)
-            return decoding.Beam(beam, float(length_penalty or 0))
-        if length_penalty is not None:
-            raise ValueError("length_penalty needs a beam search: give beam=4, say.")
-        if temperature is None:
-            is_greedy = kind == "source" and top_k is None and top_p is None
-            temperature = 0.0 if is_greedy else TEMPERATURE
-        sampled = decoding.Sampled(float(temperature), top_k, top_p)
-        if temperature:
-            return sampled
-        _refuse_others("temperature 0, which takes the likeliest token", cuts)
-    return decoding.Greedy()
 
 
 @verb
 def generate(
     subject: Subject,
-    prompt: str,
+    prompt: str | Sequence[str],
     *,
     tokens: int | None = None,
     seed: int = 0,
-    **options: Any,
-) -> str:
-    """Continues a prompt, or answers a source, with at most `tokens`.
+    temperature: float | None = None,
+    top_k: int | None = None,
+    top_p: float | None = None,
+) -> str | list[str]:
+    """Continues a prompt, or answers a source; several are a list.
 
-    The default is 200 tokens, or as many as the model has room for; for a function at
-    most 32, as every token takes a run over the whole text. Options are as in
-    `strategy`: `temperature`, `top_k`, `top_p`, `beam` and `length_penalty`.
+    Args:
+      prompt: Text that a causal model continues, or an encoder-decoder answers; or a
+        list of texts.
+      tokens: Maximum length. Defaults to 200, or as many as the model has room for;
+        after a source to the task's longest target; for a function to 32, as every
+        token takes a run over the whole text.
+      seed: Seed of the samples.
+      temperature: Sampling temperature; 0 takes the likeliest token. Defaults to 0.8
+        for prompts, 0 for sources.
+      top_k: Sample from this many of the likeliest tokens.
+      top_p: Sample from the likeliest tokens of this probability.
 
     Raises:
       ValueError: If the model continues no text, the prompt cannot be encoded or
         leaves no room, the options contradict themselves, or logits of a function are
         not finite, as past the end of a table of positions.
     """
+    prompts = [prompt] if isinstance(prompt, str) else prompt
+    options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
+    parts = list(stream(subject, prompts, tokens=tokens, seed=seed, **options))
+    texts = list(map("".join, zip(*parts, strict=True)))
+    return texts[0] if isinstance(prompt, str) else texts
+
+
+def stream(
+    subject: Subject,
+    prompts: Sequence[str],
+    *,
+    tokens: int | None,
+    seed: int,
+    **options: Any,
+) -> Iterator[list[str]]:
+    """Yields what each of B texts goes on with; arguments as in `generate`.
+
+    Parts are whole characters, of a function the whole text at once.
+    """
+    is_list = isinstance(prompts, (list, tuple)) and len(prompts) > 0
+    if not (is_list and all(isinstance(prompt, str) for prompt in prompts)):
+        got = checks.shown(prompts)
+        raise TypeError(f"prompt must be a text or a list of texts, got {got}.")
     if subject.model.config is None:
-        how = strategy("prompt", **options)
+        strategy = _strategy("prompt", **options)
         if tokens is not None:
             checks.positive_integer("tokens", tokens)
-        return _continued(subject, prompt, how, tokens, seed)
+        return iter([[_continued(subject, x, strategy, tokens, seed) for x in prompts]])
     subject = check_task(subject, "generate")
-    kind = given(subject.config)
-    if kind is None:
-        refuse(subject, "generate", "does not continue a text")
-    how = strategy(kind, **options)
-    (text,) = write(job(subject, kind, [prompt], how, tokens=tokens, seed=seed))
-    return text.text
-
-
-class Job(NamedTuple):
-    """Texts to write, checked and encoded."""
-
-    subject: RunSubject  # with a model for texts of this length
-    given: tuple[str, ...]  # B prompts or sources
-    given_tokens: tuple[np.ndarray, ...]  # B arrays `[t]` int32
-    tokens: int  # n, maximum number of written tokens
-    strategy: Strategy
-    seed: int
-
-    @property
-    def kind(self) -> str:
-        """The kind of the given texts: "prompt" or "source"."""
-        return given(self.subject.config) or ""
-
-    def record(self, text: Text) -> dict[str, Any]:
-        """Converts a text of the job, and the job's options, to JSON values."""
-        name = type(self.strategy).__name__.lower()
-        how = {"strategy": name, **dataclasses.asdict(self.strategy), "seed": self.seed}
-        return {"step": self.subject.step, **how, **text.record()}
-
-
-def job(
-    subject: RunSubject,
-    kind: str,
-    texts: Sequence[str],
-    strategy: Strategy,
-    *,
-    tokens: int | None = None,
-    seed: int = 0,
-) -> Job:
-    """Checks and encodes prompts or sources, as `kind` says.
-
-    `tokens` defaults to `TOKENS`, or to the positions that the model has; for sources
-    to the length of the task's targets.
-    """
-    check_given(subject, kind)
-    task = subject.task
-    encode = task.prompt if kind == "prompt" else task.encode
-    most, encoded = task.sequence_length, []
-    for text in texts:
-        try:
-            if not text:
-                raise ConfigError("it must not be empty.")
-            encoded.append(np.asarray(encode(text), np.int32))
-            if kind == "source" and (length := len(encoded[-1])) > most:
-                raise ConfigError(
-                    f"it must be of at most {most} tokens, as the longest of the "
-                    f"model's training, got {length}."
-                )
-        except ConfigError as error:
-            raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
+    kind = _kind(subject)
+    strategy = _strategy(kind, **options)
+    encoded = [_encoded(subject, kind, prompt) for prompt in prompts]
     if kind == "prompt":
         subject, tokens = _with_room(subject, max(map(len, encoded)), tokens)
     else:
         tokens = _room_of_answers(subject, tokens)
-    if isinstance(strategy, decoding.Sampled) and strategy.top_k is not None:
-        with checks.user_mistakes():
-            checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
-    return Job(subject, tuple(texts), tuple(encoded), tokens, strategy, seed)
+    if strategy.top_k is not None:
+        checks.integer_in("top_k", strategy.top_k, 1, subject.task.num_classes)
+    return _decoded(subject, kind, encoded, strategy, tokens, seed)
 
 
-def stream(job: Job, tokens: list[int]) -> Iterator[str]:
-    """Yields the text of a job of one prompt in parts, as they come; not of a beam.
-
-    Its tokens, the end token too, are appended to `tokens`, for `text_of`.
-    """
-    task = job.subject.task
-    utf8 = codecs.getincrementaldecoder("utf-8")("replace")
-    for (token,) in decoding.stream(
-        job.subject.model,
-        job.subject.params,
-        job.given_tokens[0][np.newaxis],
-        strategy=job.strategy,
-        max_length=len(job.given_tokens[0]) + job.tokens,
-        end_token=task.end_token,
-        key=_key(job, 0),
-        chunk=CHUNK,
-    ):
-        tokens.append(int(token))
-        if int(token) == task.end_token:
-            break
-        yield utf8.decode(task.piece(int(token)))
-    yield utf8.decode(b"", final=True)
-
-
-def write(job: Job, *, name: str = "") -> Iterator[Text]:
-    """Yields the texts in order; with a name it shows a progress bar."""
-    subject, is_prompt = job.subject, job.kind == "prompt"
-    task = subject.task
-    given_tokens, given_lengths = conversion.padded(job.given_tokens)
-    longest = given_tokens.shape[1] if is_prompt else 1
-    if not is_prompt:  # one shape for all sources
-        room = task.sequence_length - given_tokens.shape[1]
-        given_tokens = np.pad(given_tokens, ((0, 0), (0, room)))
-
-    def generate(params: Any, places: np.ndarray):
-        rows, lengths = given_tokens[places], given_lengths[places]
-        own: dict[str, Any] = {"prompts": rows, "lengths": lengths}
-        if not is_prompt:
-            begun = np.full((len(rows), 1), task.start_token, np.int32)
-            own = {"prompts": begun, "source": rows, "source_lengths": lengths}
-        found = decoding.generate(
-            subject.model,
-            params,
-            **own,
-            strategy=job.strategy,
-            max_length=longest + job.tokens,
-            end_token=task.end_token,
-            key=_key(job, places[0]),
-        )
-        return places, found.tokens, found.lengths
-
-    if not name:
-        subject = subject.replace(progress=computing.silent)
-    for batch in computing.observations(
-        subject,
-        generate,
-        range(len(job.given)),
-        batch_size=min(len(job.given), BATCH),
-        name=name,
-        examples_at=np.array,
-    ):
-        for i, tokens, length in zip(*batch, strict=True):
-            yield text_of(job, i, tokens[given_lengths[i] if is_prompt else 1 : length])
-
-
-def of_held_out(
+def _decoded(
     subject: RunSubject,
-    indices: Sequence[int],
-    strategy: Strategy,
+    kind: str,
+    encoded: Sequence[np.ndarray],
+    strategy: decoding.Sampled,
+    tokens: int,
+    seed: int,
+) -> Iterator[list[str]]:
+    """Yields the parts of B texts after encoded prompts or sources."""
+    task: Any = subject.task  # with a start token, where it answers
+    rows, lengths = conversion.padded(encoded)
+    longest = rows.shape[1] if kind == "prompt" else 1
+    inputs: dict[str, Any] = {"prompts": rows, "lengths": lengths}
+    if kind == "source":  # of one shape for all sources, so that one program is made
+        room = task.sequence_length - rows.shape[1]
+        rows = np.pad(rows, ((0, 0), (0, room)))
+        starts = np.full((len(rows), 1), task.start_token, np.int32)
+        inputs = {"prompts": starts, "source": rows, "source_lengths": lengths}
+    utf8 = [codecs.getincrementaldecoder("utf-8")("replace") for _ in encoded]
+    is_open = np.ones(len(encoded), bool)
+    steps = decoding.stream(
+        subject.model,
+        subject.params,
+        **inputs,
+        strategy=strategy,
+        max_length=longest + tokens,
+        end_tokens=task.end_tokens,
+        key=jax.random.key(seed),
+        chunk=_CHUNK,
+    )
+    for i, written in enumerate(steps):
+        # After a shorter prompt there is more room than `tokens`.
+        is_open &= ~np.isin(written, task.end_tokens) & (i < tokens)
+        if not is_open.any():
+            break
+        pieces = [
+            of_text.decode(task.piece(int(token))) if is_going else ""
+            for of_text, token, is_going in zip(utf8, written, is_open, strict=True)
+        ]
+        if i == 0 and kind == "source":  # a label has a space before it
+            pieces = [piece.removeprefix(" ") for piece in pieces]
+        yield pieces
+    yield [of_text.decode(b"", final=True) for of_text in utf8]
+
+
+def _kind(subject: RunSubject) -> str:
+    """Finds whether a run continues a "prompt" or answers a "source"."""
+    model, task = subject.config.model, subject.task
+    if model.family == "encoder_decoder":
+        return "source"
+    if model.family == "causal" and task.continues and model.output.logits:
+        return "prompt"
+    why = f"is of family {model.family!r}, which writes no text"
+    if model.family == "causal":
+        why = f"has the task {task.name!r}, whose targets are no next tokens"
+    refuse(
+        subject,
+        "generate",
+        f"{why}; a causal model of a text and an encoder_decoder do",
+    )
+
+
+def _strategy(
+    kind: str,
     *,
-    tokens: int | None = None,
-    most: int = TOKENS,
-    seed: int = 0,
-) -> tuple[Job, tasks.Example]:
-    """Makes the job to write from held-out examples, and takes the examples.
+    temperature: float | None,
+    top_k: int | None,
+    top_p: float | None,
+) -> decoding.Sampled:
+    """Makes the strategy to choose tokens after a "prompt" or "source"."""
+    if temperature is None:
+        is_greedy = kind == "source" and top_k is None and top_p is None
+        temperature = 0.0 if is_greedy else _TEMPERATURE
+    for name, value in (("top_k", top_k), ("top_p", top_p)):
+        if value is not None and not temperature:
+            raise ValueError(
+                f"{name} must be left out with temperature 0, which takes the "
+                "likeliest token."
+            )
+    return decoding.Sampled(float(temperature), top_k, top_p)
 
-    A source is answered with at most `tokens` tokens. Of a text the first half is the
-    prompt, and prompt and continuation have at most `most` tokens.
-    """
+
+def _encoded(subject: RunSubject, kind: str, text: str) -> np.ndarray:
+    """Encodes a prompt or source, `[t]` int32."""
     task = subject.task
-    examples = jax.device_get(computing.held_out(subject, indices))
-    if given(subject.config) == "source":
-        pairs = zip(examples.inputs, examples.lengths, strict=True)
-        rows = tuple(row[:length] for row, length in pairs)
-        texts = list(map(task.question, conversion.rows_of(examples)))
-        tokens = _room_of_answers(subject, tokens)
-    else:
-        half = task.sequence_length // 2
-        rows = tuple(row[: max(1, min(half, most))] for row in examples.inputs)
-        texts = [encoding.text_of(task, row) for row in rows]
-        tokens = max(1, min(task.sequence_length - half, most))
-    return Job(subject, tuple(texts), rows, tokens, strategy, seed), examples
-
-
-def example(job: Job, texts: Sequence[Text]) -> tasks.Example:
-    """Makes a batch of examples from texts, with the written tokens as targets."""
-    task: Any = job.subject.task  # with a start and an end token, where it answers
-    if job.kind == "prompt":
-        rows = [np.concatenate([text.given_tokens, text.tokens]) for text in texts]
-        read, lengths = conversion.padded(rows)
-        return tasks.Example(read, read, np.zeros(read.shape, "f4"), lengths)
-    end = [task.end_token]
-    read, lengths = conversion.padded([text.given_tokens for text in texts])
-    targets, decoder_lengths = conversion.padded(
-        [np.append(text.tokens, end[: text.is_ended]) for text in texts]
-    )
-    decoder_inputs = np.pad(targets, ((0, 0), (1, 0)), constant_values=task.start_token)
-    weights = np.arange(targets.shape[1]) < decoder_lengths[:, None]
-    return tasks.Example(
-        read,
-        targets,
-        weights.astype(np.float32),
-        lengths,
-        decoder_inputs[:, :-1],
-        decoder_lengths,
-    )
-
-
-def _key(job: Job, start: int | np.integer) -> jax.Array:
-    """Derives the random key of the batch that begins with a text."""
-    return jax.random.fold_in(jax.random.key(job.seed), start)
-
-
-def text_of(job: Job, i: int, written: Sequence[int] | np.ndarray) -> Text:
-    """Makes text i from its tokens, cut before the end token."""
-    task, written = job.subject.task, written[: job.tokens]
-    tokens = np.array(task.until_end(written), np.int32)
-    return Text(
-        job.given[i],
-        encoding.text_of(task, tokens) if job.kind == "prompt" else task.answer(tokens),
-        job.given_tokens[i],
-        tokens,
-        len(tokens) < len(written),
-    )
+    try:
+        if not text:
+            raise ConfigError("it must not be empty.")
+        encode = task.prompt if kind == "prompt" else task.encode
+        tokens = np.asarray(encode(text), np.int32)
+        if kind == "source" and (length := len(tokens)) > task.sequence_length:
+            raise ConfigError(
+                f"it must be of at most {task.sequence_length} tokens, as the longest "
+                f"of the model's training, got {length}."
+            )
+    except ConfigError as error:
+        raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
+    return tokens
 
 
 def _with_room(
@@ -361,16 +210,16 @@ def _with_room(
     # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
     trained = subject.task.sequence_length
     most = imported_runs.most_positions(subject.config)
-    wanted = _count(prompt, tokens, TOKENS, most)
-    if most is not None or prompt + wanted <= trained:
-        return subject, wanted
+    count = _count(prompt, tokens, _TOKENS, most)
+    if most is not None or prompt + count <= trained:
+        return subject, count
     if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
         _logger.warning(
-            f"{prompt + wanted} tokens are more than the {trained} of the model's "
+            f"{prompt + count} tokens are more than the {trained} of the model's "
             "training: its behavior past these is untrained."
         )
-        return subject, wanted
-    return _windowed(subject, trained - 1), wanted
+        return subject, count
+    return _windowed(subject, trained - 1), count
 
 
 def _count(prompt: int, tokens: int | None, usual: int, most: int | None) -> int:
@@ -387,9 +236,9 @@ def _count(prompt: int, tokens: int | None, usual: int, most: int | None) -> int
                 f"prompt must be of at most {most - 1} tokens, as the model has {most} "
                 f"positions, got {prompt}."
             )
-    with checks.user_mistakes():
-        wanted = min(usual, room) if tokens is None else tokens
-        return checks.integer_in(name, wanted, 1, room)
+    return checks.integer_in(
+        name, min(usual, room) if tokens is None else tokens, 1, room
+    )
 
 
 def _windowed(subject: RunSubject, reach: int) -> RunSubject:
@@ -399,7 +248,9 @@ def _windowed(subject: RunSubject, reach: int) -> RunSubject:
         for window in models.windows(subject.config.model)
     ]
     window = windows if len(set(windows)) > 1 else windows[0]
-    config = subject.config.replace(model=dict(attention=dict(window=window)))
+    config: configuration.RunConfig = subject.config.replace(
+        model=dict(attention=dict(window=window))
+    )
 
     def make():
         model = folders.make_model(config.model, subject.task, subject.placement)
@@ -412,30 +263,23 @@ def _windowed(subject: RunSubject, reach: int) -> RunSubject:
 def _room_of_answers(subject: RunSubject, tokens: int | None) -> int:
     """Finds the number of tokens of an answer; the start token takes a position."""
     most = imported_runs.most_positions(subject.config) or _MOST_TOKENS
-    with checks.user_mistakes():
-        wanted = subject.task.target_length if tokens is None else tokens
-        return checks.integer_in("tokens", wanted, 1, most)
-
-
-def _refuse_others(name: str, others: Mapping[str, Any]) -> None:
-    both = [other for other, value in others.items() if value is not None]
-    if both:
-        raise ValueError(f"{both[0]} must be left out with {name}.")
+    longest = subject.task.target_length if tokens is None else tokens
+    return checks.integer_in("tokens", longest, 1, most)
 
 
 def _continued(
-    subject: Subject, prompt: str, strategy: Strategy, tokens: int | None, seed: int
+    subject: Subject,
+    prompt: str,
+    strategy: decoding.Sampled,
+    tokens: int | None,
+    seed: int,
 ) -> str:
     """Continues a prompt without a cache: each token takes a run over all of them."""
-    if isinstance(strategy, decoding.Beam):
-        refuse(subject, "a beam search", "keeps no cache of what it has read")
-    if not isinstance(prompt, str):
-        raise TypeError(f"prompt must be a text, got {type(prompt).__name__}.")
     written = np.asarray(subject.codec.prompt(prompt), np.int32).tolist()
     if not written:
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
-    tokens = _count(start, tokens, _ANEW, subject.codec.max_length)
+    tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, subject.codec.max_length)
     subject.codec.check(conversion.example(np.array([written])))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
@@ -450,7 +294,7 @@ def _continued(
                 "finite."
             )
         token = int(strategy.choose(logits, keys)[0])
-        if token == subject.codec.end_token:
+        if token in subject.codec.end_tokens:
             break
         written.append(token)
     return subject.codec.decode(written[start:])
@@ -469,7 +313,9 @@ def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Ar
 
     def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
         example = conversion.example(row)
-        return running.run(subject.model, params, example).logits[:, place]
+        logits = running.run(subject.model, params, example).logits
+        # A function may return those after the last position alone, `[B, C]`.
+        return logits[:, place] if logits.ndim == 3 else logits
 
     program = computing.once(subject, "logits at a place", lambda: jax.jit(at))
     row = np.zeros((1, room or len(tokens)), np.int32)

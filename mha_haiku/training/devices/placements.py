@@ -38,11 +38,6 @@ class Replicas:
     sooner for one model, its state is kept while the others train: a model that should
     stop at its current step takes no step, and no number of another model reaches it,
     not even NaN.
-
-    Example:
-      >>> replicas = mh.devices.Replicas(jax.devices()[:2])
-      >>> replicas.put(params)["logits"]["w"].shape  # [devices, D, C]
-      (2, 45, 13)
     """
 
     def __init__(

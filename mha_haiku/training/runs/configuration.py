@@ -46,12 +46,6 @@ class TrainingConfig(Section, path="config.training"):
         "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
     )
-    samples: int = field(
-        1,
-        "texts that a causal model of a text, or an encoder-decoder, writes at each "
-        "evaluation; 0 for none",
-        fields.integer(0, 2**10),
-    )
     non_finite: str = field(
         "abort",
         "what to do at a step whose loss or gradient is not finite",
@@ -384,11 +378,13 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
         raise ConfigError(path + str(error)) from None
 
 
-def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
+def of_json(
+    values: dict[str, Any], directory: str | None = None, *, trust: bool = False
+) -> RunConfig:
     """Returns the config of values from `to_json`; missing ones get their defaults.
 
     Files that are missing here are named from the directory, as by `found`. A file with
-    a user's task is not executed; see `tasks.named_by_a_file`.
+    a user's task is executed only with `trust`.
     """
     section = values.get("task", {})
     if not isinstance(section, dict):
@@ -401,11 +397,20 @@ def of_json(values: dict[str, Any], directory: str | None = None) -> RunConfig:
     if not isinstance(name, str):
         raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
     name = task_found(name, directory)
-    with tasks.named_by_a_file():
-        config = default_config(name)
-        return found(
-            config.replace(**values | {"task": section | {"name": name}}), directory
+    if not trust and tasks.executes(name):
+        raise ConfigError(
+            f"config.task.name {name!r} would execute the file "
+            f"{name.rpartition(':')[0]!r}.\nWhere you trust it, allow that by "
+            "mha_haiku.load(..., trust=True), or by --trust."
         )
+    training = values.get("training")
+    if isinstance(training, dict) and "samples" in training:  # of mha_haiku 0.2
+        training = {x: y for x, y in training.items() if x != "samples"}
+        values = values | {"training": training}
+    config = default_config(name)
+    return found(
+        config.replace(**values | {"task": section | {"name": name}}), directory
+    )
 
 
 def found(config: RunConfig, directory: str | None) -> RunConfig:

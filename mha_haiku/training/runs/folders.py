@@ -43,8 +43,6 @@ class Folder(NamedTuple):
     snapshots = _path("attention/snapshots")
     heads = _path("heads")
     timeline = _path("heads/timeline.jsonl")
-    samples = _path("samples.jsonl")
-    generated = _path("generated.jsonl")
     summary = _path("summary.json")
     lock = _path("lock.json")
 
@@ -164,7 +162,7 @@ def _check_unused(folder: Folder, *, is_new: bool) -> None:
         )
     # Next to config.json, which comes first, these are the run's.
     places = [folder.tokenizer, folder.data, folder.metrics, folder.summary]
-    places += [folder.samples, folder.timeline]
+    places += [folder.timeline]
     theirs = [path for path in places if os.path.lexists(path)]
     if not files.is_lock(folder.lock):
         theirs.append(folder.lock)
@@ -177,17 +175,17 @@ def _check_unused(folder: Folder, *, is_new: bool) -> None:
 
 
 def load_run(
-    workdir: str | os.PathLike, step: int | None = None, *, trust_code: bool = False
+    workdir: str | os.PathLike, step: int | None = None, *, trust: bool = False
 ) -> Run:
     """Loads config, task, model and parameters of a run, of its newest step by default.
 
-    With `trust_code` the file of a task from outside of this package is executed; then
+    With `trust` the file of a task from outside of this package is executed; then
     this process can read all runs of that file.
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
         if there are runs of several seeds, in separate folders; or if the file of your
-        own task has changed, or would be executed without `trust_code`.
+        own task has changed, or would be executed without `trust`.
 
     Example:
       >>> mh.runs.load_run("runs/reverse")
@@ -203,11 +201,10 @@ def load_run(
                 f"{changed}; the run in {folder.root} used the old one.\n"
                 "Restore it, or train on with --override_config."
             )
-        return (config := read_config(folder)) and config.to_json()
+        return (config := read_config(folder, trust=trust)) and config.to_json()
 
-    with tasks.trusting_runs(trust_code):
-        saved = cluster.first_does(read_here)
-        config = saved and configuration.of_json(saved)
+    saved = cluster.first_does(read_here)
+    config = saved and configuration.of_json(saved, trust=trust)
     if config is None:
         raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
     if config.training.seeds > 1:
@@ -309,7 +306,9 @@ def abstract_state(
     )
 
 
-def read_config(folder: Folder) -> configuration.RunConfig | None:
+def read_config(
+    folder: Folder, *, trust: bool = False
+) -> configuration.RunConfig | None:
     """Reads the config of the run in the folder, or None for a new run.
 
     Files that are missing here are named from the directory in which it was written.
@@ -318,7 +317,8 @@ def read_config(folder: Folder) -> configuration.RunConfig | None:
     if saved is None:
         return None
     try:
-        return configuration.of_json(saved["config"], saved.get("directory"))
+        directory = saved.get("directory")
+        return configuration.of_json(saved["config"], directory, trust=trust)
     except ConfigError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from error
 

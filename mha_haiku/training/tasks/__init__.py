@@ -18,8 +18,7 @@ from mha_haiku.training.tasks.own_data import from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
     check,
     digest,
-    named_by_a_file,
-    trusting_runs,
+    executes,
 )
 
 __all__ = [
@@ -29,17 +28,17 @@ __all__ = [
     "batch",
     "check",
     "digest",
+    "executes",
     "from_arrays",
     "from_examples",
+    "from_file",
     "from_text",
     "make",
     "model_defaults",
-    "named_by_a_file",
     "names",
     "of_name",
     "options",
     "register",
-    "trusting_runs",
     "values",
 ]
 
@@ -161,6 +160,34 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
       array([14, 15, 12, 13, 10, 17], dtype=int32)
     """
     return make("language_model", path=os.fspath(path), **options)
+
+
+def from_file(path: str | os.PathLike, **options: Any) -> Task:
+    r"""Makes the task of a file: its text, or a table of texts for which it is asked.
+
+    A CSV or TSV file names its columns in the first line, a line of a `.jsonl` file is
+    an object. The columns `text` and `label` make the task to predict labels, `text`
+    and `target` the task to write another text. Any other file, and a folder, is a
+    text, as in `from_text`. Options are as in `from_text` and `from_examples`.
+
+    Raises:
+      ConfigError: If the file cannot be read, or there is no such option.
+
+    Example:
+      >>> import pathlib
+      >>> lines = [f"{i} plus {i},{'odd' if i % 2 else 'even'}" for i in range(50)]
+      >>> _ = pathlib.Path("sums.csv").write_text("\n".join(["text,label", *lines]))
+      >>> task = mh.tasks.from_file("sums.csv", sequence_length=12)
+      >>> task.class_label(0), task.num_classes
+      ('even', 2)
+    """
+    path = os.fspath(path)
+    if not path.endswith((".csv", ".tsv", ".jsonl")):
+        return from_text(path, **options)
+    if "target" in labeled_texts.columns(path):
+        pairs = labeled_texts.read_table(path, "target")
+        return from_examples(pairs, labels=False, **options)
+    return make("labeled_texts", path=path, **options)
 
 
 def register(task: type[Task]) -> str:

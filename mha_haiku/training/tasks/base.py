@@ -8,6 +8,8 @@ import abc
 import contextlib
 import dataclasses
 import functools
+import hashlib
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
@@ -64,14 +66,7 @@ class Example(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The data that a run stores to remake a task that learns from the user's data.
-
-    Example:
-      >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
-      >>> task = mh.tasks.from_arrays(inputs, targets=inputs)
-      >>> task.keep().arrays["inputs"].shape
-      (100, 6)
-    """
+    """The data that a run stores to remake a task that learns from the user's data."""
 
     tokenizer: str = ""  # as JSON; "" if there is none
     # "name" and "sha256" of the text, and any "labels"; None lets any text be read.
@@ -124,7 +119,7 @@ class Task(abc.ABC):
     sequence_length: int  # T, positions of an example's inputs; of a source S
     target_length: int | None = None  # T, positions of the decoder, if there is one
     start_token: int | None = None  # the class that a decoder reads first
-    end_token: int | None = None  # the class that ends an answer
+    end_tokens: tuple[int, ...] = ()  # the classes that end an answer or a text
     num_tokens: int | None  # vocabulary of the inputs, or None if they are features
     feature_size: int | None = None  # D, width of the features, or None for tokens
     # C, classes of the logits of a position or of the whole example; 1 for a set task,
@@ -226,16 +221,11 @@ class Task(abc.ABC):
         return " ".join(self.labels(example)[: example.lengths])
 
     def answer(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> str:
-        """Returns the text of a model's answer, `[T]` classes up to the end token."""
-        pieces = b"".join(map(self.piece, self.until_end(tokens)))
+        """Returns the text of a model's answer, `[T]` classes up to an end token."""
+        is_text = lambda token: token not in self.end_tokens  # noqa: E731
+        written = itertools.takewhile(is_text, np.asarray(tokens).tolist())
+        pieces = b"".join(map(self.piece, written))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
-
-    def until_end(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> list[int]:
-        """Cuts an answer before its end token, if there is one."""
-        listed = np.asarray(tokens).tolist()
-        if self.end_token in listed:
-            return listed[: listed.index(self.end_token)]
-        return listed
 
     def alignments(self, example: Example) -> dict[str, np.ndarray]:
         """Returns what cross-attention is measured against, by name; {} if nothing.
@@ -245,42 +235,6 @@ class Task(abc.ABC):
         are parts of it. The names are the same for all examples of the task.
         """
         return {}
-
-    def right_answers(self, example: Example) -> list[list[int]]:
-        """Lists all right answers to one example, without end tokens."""
-        counts = np.asarray(example.weights) > 0
-        return [self.until_end(np.asarray(example.targets)[counts])]
-
-    def score(
-        self, answers: Sequence[Sequence[int] | np.ndarray], examples: Example
-    ) -> dict[str, float]:
-        """Scores the answers that a model has decoded to a batch on the host.
-
-        Returns "exact_match", the share of answers that are right as a whole, in [0,
-        1], and "token_error_rate", edits per token of the nearest right answers; nan
-        where these have no token.
-
-        Raises:
-          ValueError: If there are not as many answers as examples.
-        """
-        if len(answers) != len(examples.targets):
-            raise ValueError(
-                f"answers must be as many as examples, {len(examples.targets)}, got "
-                f"{len(answers)}."
-            )
-        nearest = []  # edits and length of the nearest right answer
-        for i, answer in enumerate(answers):
-            answer = self.until_end(answer)
-            right = self.right_answers(jax.tree.map(lambda x, i=i: x[i], examples))
-            if answer in right:
-                right = [answer]
-            nearest.append(min((edit_distance(answer, x), len(x)) for x in right))
-        edits, lengths = np.array(nearest, np.int64).reshape(-1, 2).T
-        total = int(lengths.sum())
-        return {
-            "exact_match": float(np.mean(edits == 0)),
-            "token_error_rate": float(edits.sum()) / total if total else float("nan"),
-        }
 
     def images(self, example: Example) -> np.ndarray | None:
         """Returns the positions' images, `[T, h, w]` uint8, 255 for ink; or None."""
@@ -409,6 +363,15 @@ class DataTask(Task):
         return self._parts()
 
 
+def digest(kept: Kept) -> str:
+    """Computes the sha256 of what is kept: the tokenizer, and arrays by name."""
+    sha256 = hashlib.sha256(kept.tokenizer.encode())
+    for name, x in sorted((kept.arrays or {}).items()):
+        sha256.update(f"{name} {x.dtype} {x.shape}".encode())
+        sha256.update(np.ascontiguousarray(x).data)
+    return sha256.hexdigest()
+
+
 def check_parts(
     option: str, fraction: float, train: int, held_out: int, what: str, least: int = 1
 ) -> None:
@@ -440,22 +403,6 @@ def needed(package: str, by: str) -> Iterator[None]:
         raise checks.ConfigError(
             f"{by} needs {package}: pip install 'mha_haiku[data]'."
         ) from error
-
-
-def edit_distance(answer: Sequence[int], right: Sequence[int]) -> int:
-    """Counts the fewest tokens to insert, delete and replace to reach `right`.
-
-    Source: Levenshtein 1966; Wagner and Fischer 1974, doi:10.1145/321796.321811.
-    """
-    # row[j]: the distance of the tokens of `answer` so far to the first j of `right`.
-    row = list(range(len(right) + 1))
-    for i, token in enumerate(answer):
-        diagonal, row[0] = row[0], i + 1
-        for j, wanted in enumerate(right):
-            replaced = diagonal + (token != wanted)
-            diagonal = row[j + 1]
-            row[j + 1] = min(replaced, diagonal + 1, row[j] + 1)
-    return row[-1]
 
 
 def described(value: Any) -> str:

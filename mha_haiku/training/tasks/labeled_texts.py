@@ -1,4 +1,4 @@
-"""Predict the label of a whole text, from a table of texts and labels."""
+"""Predict the label of a whole text, from pairs of texts and labels or their table."""
 
 import csv
 import dataclasses
@@ -10,7 +10,7 @@ import json
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,7 @@ from mha_haiku.training.tasks import base, sampling, text_tasks
 
 _COLUMNS = ("text", "label")
 _CLS = "[CLS]"
+_FURTHER = "further columns"  # in a line that has more than the first one
 _WORD = re.compile(r"\w+")
 
 
@@ -53,7 +54,7 @@ class LabeledTexts(text_tasks.TextTask):
     baseline_name = "bag of words"
     path: str = fields.field(
         "",
-        "a CSV or TSV file with the columns text and label",
+        "a file of CSV, TSV or JSON lines (.jsonl) with texts and labels",
         section="data",
         is_path=True,
     )
@@ -61,9 +62,30 @@ class LabeledTexts(text_tasks.TextTask):
         0.1, "share of the texts to evaluate on", checks.fraction, section="data"
     )
 
+    sha256: str = fields.field("", "of texts from Python", section="data")
+
+    def __post_init__(self, kept: base.Kept | None):
+        if self.sha256 and (kept is None or kept.arrays is None):
+            raise checks.ConfigError(
+                f"{self.name} needs texts that are given in Python, by "
+                "tasks.from_examples; a config cannot hold them."
+            )
+        super().__post_init__(kept)
+
+    def keep(self) -> base.Kept:
+        arrays = self._kept.arrays if self.sha256 else None
+        return super().keep()._replace(arrays=arrays)
+
     @functools.cached_property
     def _rows(self) -> list[tuple[str, str]]:
-        return read_table(self.path)
+        if not self.sha256:
+            return read_table(self.path)
+        if base.digest(base.Kept(arrays=self._kept.arrays)) != self.sha256:
+            raise checks.ConfigError(
+                f"sha256 must match the data of {self.name}: the data has changed."
+            )
+        texts, labels = (_texts_of(self._kept.arrays, x) for x in _COLUMNS)
+        return list(zip(texts, labels, strict=True))
 
     @functools.cached_property
     def _text(self) -> dict[str, Any]:
@@ -143,61 +165,90 @@ class LabeledTexts(text_tasks.TextTask):
         return self._text["labels"]
 
 
-def read_table(path: str) -> list[tuple[str, str]]:
-    """Reads the texts and labels of a file, without spaces around them.
+def of_pairs(pairs: Sequence[tuple[str, str]], **options: Any) -> LabeledTexts:
+    """Makes the task of texts and labels; its examples are as long as the longest."""
+    arrays = {}
+    for column, texts in zip(_COLUMNS, zip(*pairs, strict=True), strict=True):
+        encoded = [text.encode(errors="surrogatepass") for text in texts]
+        arrays[column] = np.frombuffer(b"".join(encoded), np.uint8)
+        arrays[f"{column}_ends"] = np.cumsum(list(map(len, encoded)))
+    options["sha256"] = base.digest(base.Kept(arrays=arrays))
+    kept = base.Kept(arrays=arrays)
+    task = LabeledTexts(kept=kept, **options)
+    longest = max(len(task.encoder.encode(text)) for text, _ in pairs)
+    length = len(task.before) + longest + len(task.encoder.after)
+    return LabeledTexts(sequence_length=length, kept=kept, **options)
 
-    The first line of the UTF-8 file names its columns, `text` and `label` among them:
-    with tabs between the columns if that line has a tab (then quotes are characters
-    like all others), else with commas.
+
+def _texts_of(arrays: Mapping[str, np.ndarray], column: str) -> list[str]:
+    ends = arrays[f"{column}_ends"].tolist()
+    content = arrays[column].tobytes()
+    starts = [0, *ends[:-1]]
+    return [
+        content[start:end].decode(errors="surrogatepass")
+        for start, end in zip(starts, ends, strict=True)
+    ]
+
+
+def read_table(path: str, second: str = "label") -> list[tuple[str, str]]:
+    """Reads the texts of a file, each with a `second` column, without spaces around.
+
+    A line of a `.jsonl` file is an object. Otherwise the first line of the UTF-8 file
+    names its columns, with tabs between them if that line has a tab (then quotes are
+    characters like all others), else with commas.
     """
-    if not path:
+    if not path or os.path.isdir(os.path.expanduser(path)):
         raise checks.ConfigError(
-            "path must be given: a CSV or TSV file with the columns text and label."
+            f"path must be a file of texts and labels, got {path!r}."
         )
-    if os.path.isdir(os.path.expanduser(path)):
-        raise checks.ConfigError(
-            f"path must be a file, got {path!r}, which is a folder."
-        )
-    content = text_tasks.read(path)
-    header = content.partition("\n")[0]
-    has_tabs = "\t" in header
-    reader = csv.reader(
+    pairs = []
+    for line, row in _table(path, text_tasks.read(path)):
+        values = [row.get(name) for name in ("text", second)]
+        are_texts = all(isinstance(x, (str, int)) and str(x).strip() for x in values)
+        if not are_texts or _FURTHER in row:
+            raise checks.ConfigError(
+                f"path must have text and {second} in each line, got {path!r} with "
+                f"{checks.shown(row)} in line {line}."
+            )
+        pairs.append(tuple(str(x).strip() for x in values))
+    if not pairs:
+        raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
+    return pairs
+
+
+def columns(path: str) -> list[str]:
+    """Lists the columns of the first line of a table; see `read_table`."""
+    return next((list(row) for _, row in _table(path, text_tasks.read(path))), [])
+
+
+def _table(path: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yields the number and the columns of each line of a table."""
+    if path.endswith(".jsonl"):
+        for i, line in enumerate(content.splitlines(), start=1):
+            try:
+                row = json.loads(line)
+            except (ValueError, RecursionError):
+                row = None
+            yield i, row if isinstance(row, dict) else {"line": line}
+        return
+    has_tabs = "\t" in content.partition("\n")[0]
+    reader = csv.DictReader(
         io.StringIO(content, newline=""),
         delimiter="\t" if has_tabs else ",",
         quoting=csv.QUOTE_NONE if has_tabs else csv.QUOTE_MINIMAL,
+        restkey=_FURTHER,
         strict=True,
     )
-    pairs = []
     limit = csv.field_size_limit(max(len(content), csv.field_size_limit()))
     try:
-        columns = [name.strip().lower() for name in next(reader)]
-        missing = [name for name in _COLUMNS if name not in columns]
-        if missing:
-            raise checks.ConfigError(
-                f"path must have a column {missing[0]!r}, got {path!r}, whose first "
-                f"line is {header.strip()[:60]!r}.\nThe first line of such a file is "
-                "text,label, or the two with a tab between them."
-            )
-        places = [columns.index(name) for name in _COLUMNS]
         for row in reader:
-            if len(row) != len(columns) or not all(row[i].strip() for i in places):
-                what = f"{len(row)} columns" if row else "nothing"
-                if len(row) == len(columns):
-                    what = "an empty text or label"
-                raise checks.ConfigError(
-                    f"path must have a text and a label in each line, got {path!r} "
-                    f"with {what} in line {reader.line_num}, of {len(columns)} columns."
-                )
-            pairs.append(tuple(row[i].strip() for i in places))
+            yield reader.line_num, {str(x).strip().lower(): y for x, y in row.items()}
     except csv.Error as error:
         raise checks.ConfigError(
             f"path must be CSV or TSV, got {path!r}: {error} in line {reader.line_num}."
         ) from error
     finally:
         csv.field_size_limit(limit)
-    if not pairs:
-        raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
-    return pairs
 
 
 def bag_of_words(

@@ -5,8 +5,6 @@ keeps the data in its folder, so that it is read and resumed like any other.
 """
 
 import dataclasses
-import functools
-import hashlib
 import json
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar
@@ -17,6 +15,7 @@ import numpy as np
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
     base,
+    labeled_texts,
     sampling,
     sequence_to_sequence,
     tokenization,
@@ -48,24 +47,12 @@ class _Held(base.DataTask):
                 f"{self.name} needs data that is given in Python, by "
                 "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
             )
-        if _sha256(kept) != self.sha256:
+        if base.digest(kept) != self.sha256:
             raise checks.ConfigError(
                 f"sha256 must match the data of {self.name}: the data has changed."
             )
         super().__post_init__(kept)
-        needed = [_PLACES, *(x for x in self._kind._fields if x not in _OPTIONAL)]
-        if missing := [name for name in needed if name not in kept.arrays]:
-            raise ValueError(f"data lacks {', '.join(missing)}.")
-        places = kept.arrays[_PLACES]
-        is_right = places.ndim == 1 and np.issubdtype(places.dtype, np.floating)
-        if not (is_right and len(places) and ((places >= 0) & (places < 1)).all()):
-            got = base.described(places)
-            raise ValueError(f"{_PLACES} must be numbers [N] in [0, 1), got {got}.")
-        self._check(kept.arrays, len(places))
         _ = self._split  # so that its errors show now
-
-    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
-        """Raises ValueError unless the arrays are `count` examples of this task."""
 
     def keep(self) -> base.Kept:
         return self._kept
@@ -102,21 +89,6 @@ class Arrays(_Held):
     )
     num_classes: int = fields.field(1, "number of classes", sampling.count(1))
 
-    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
-        inputs, rows = _inputs(arrays["inputs"]), (count, self.sequence_length)
-        if inputs.shape[:2] != rows or (inputs.ndim == 3) != (self.num_tokens is None):
-            wanted = "features" if self.num_tokens is None else "tokens"
-            got = base.described(inputs)
-            raise ValueError(f"inputs must be {wanted} of {rows} positions, got {got}.")
-        if self.num_tokens is not None:
-            _integers("inputs", inputs, "[N, T]", rows, 0, self.num_tokens - 1)
-        shape = rows[:1] if self.labels_whole else rows
-        largest = self.num_classes - 1
-        targets = _integers("targets", arrays["targets"], "", shape, 0, largest)
-        _weights(arrays["weights"], targets, None)
-        if "lengths" in arrays:
-            _integers("lengths", arrays["lengths"], "[N]", rows[:1], 1, rows[1])
-
     def _parts(self) -> tuple[base.Example, base.Example]:
         parts = super()._parts()
         train, held_out = (int(np.count_nonzero(part.weights)) for part in parts)
@@ -144,7 +116,7 @@ class NextTokens(Arrays):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Labels(Arrays):
-    """The target is the label of a whole example; see `from_examples`.
+    """The target is the label of a whole example; see `from_arrays`.
 
     Metric: accuracy, the share of examples with the right label. Baseline: the
     frequencies of the labels.
@@ -153,34 +125,13 @@ class Labels(Arrays):
     name: ClassVar[str] = "labels"
     labels_whole: ClassVar[bool] = True
 
-    def token_label(self, token: int) -> str:
-        known = self.encoder
-        return super().token_label(token) if known is None else known.label(token)
-
-    def class_label(self, c: int) -> str:
-        return self._labels[c] if self._kept.tokenizer else str(c)
-
-    def encode(self, text: str) -> np.ndarray:
-        if self.encoder is None:
-            return super().encode(text)
-        return tokenization.encoded(self.encoder, text)
-
-    @functools.cached_property
-    def _labels(self) -> list[str]:
-        with tokenization.errors_named("tokenizer.json"):
-            labels = list(map(str, json.loads(self._kept.tokenizer)["labels"]))
-            if len(labels) != self.num_classes:
-                raise ValueError(
-                    f"{self.num_classes} labels are needed, and it has {len(labels)}"
-                )
-            return labels
-
-    @functools.cached_property
-    def encoder(self) -> tokenization.Tokenizer | None:
-        """The tokenizer of the texts; None without texts."""
-        if not self._kept.tokenizer:
-            return None
-        return tokenization.several(self._kept.tokenizer, 1)[0]
+    def __post_init__(self, kept: base.Kept | None):
+        if kept is not None and kept.tokenizer:
+            raise checks.ConfigError(
+                "labels of texts are stored in another form than by mha_haiku 0.2.\n"
+                "Make the run anew: mh.train(mh.tasks.from_examples(...), workdir)."
+            )
+        super().__post_init__(kept)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -192,16 +143,6 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
 
     name: ClassVar[str] = "text_pairs"
     _kind = sequence_to_sequence.Pairs
-
-    def _check(self, arrays: Mapping[str, np.ndarray], count: int) -> None:
-        sizes = self.num_tokens, self.num_target_tokens
-        # A target leaves room for its end token.
-        for side, size, room in zip(("source", "target"), sizes, (0, 1), strict=True):
-            tokens, lengths = arrays[f"{side}s"], arrays[f"{side}_lengths"]
-            shape = (count, tokens.shape[-1] if tokens.ndim == 2 else 1)
-            _integers(f"{side}s", tokens, "", shape, 0, size - 1)
-            most = shape[1] - room
-            _integers(f"{side}_lengths", lengths, "[N]", shape[:1], 1 - room, most)
 
     @property
     def sequence_length(self) -> int:
@@ -291,7 +232,7 @@ def from_examples(
     tokenizer: str = "characters",
     vocabulary_size: int = 256,
     held_out_fraction: float = 0.1,
-) -> Labels | TextPairs:
+) -> labeled_texts.LabeledTexts | TextPairs:
     """Makes the task to predict a label or a text from a text.
 
     Args:
@@ -313,7 +254,6 @@ def from_examples(
       ('7+3', '10')
     """
     pairs = _pairs(examples)
-    checks.choice("tokenizer", tokenizer, tokenization.TRAINERS)
     largest = sequence_to_sequence.LARGEST_VOCABULARY
     checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
     texts, seconds = zip(*pairs, strict=True)
@@ -327,30 +267,21 @@ def from_examples(
         )
     if not labels and not all(isinstance(x, str) and x for x in seconds):
         raise ValueError("labels must be True, as not all of the examples end in text.")
-    sides = [texts] if labels else [texts, seconds]
+    if labels:
+        return labeled_texts.of_pairs(
+            [(text, str(label)) for text, label in pairs],
+            tokenizer=tokenizer,
+            vocabulary_size=vocabulary_size,
+            held_out_fraction=held_out_fraction,
+        )
+    checks.choice("tokenizer", tokenizer, tokenization.TRAINERS)
     train = tokenization.TRAINERS[tokenizer]
-    made = [train("\n".join(side), vocabulary_size) for side in sides]
-    stored = {"tokenizers": [json.loads(each.to_json()) for each in made]}
-    tokens = [list(map(x.encode, side)) for x, side in zip(made, sides, strict=True)]
+    sides = [train("\n".join(side), vocabulary_size) for side in (texts, seconds)]
+    stored = {"tokenizers": [json.loads(each.to_json()) for each in sides]}
+    rows = zip(sides, (texts, seconds), strict=True)
+    both = sequence_to_sequence.Pairs.of(*(list(map(x.encode, y)) for x, y in rows))
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
-    if not labels:
-        both = sequence_to_sequence.Pairs.of(tokens[0], tokens[1])
-        return _task(TextPairs, both, places, held_out_fraction, stored)
-    stored["labels"] = different
-    inputs, lengths = tokenization.padded(tokens[0], dtype=np.int32)
-    classes = {label: c for c, label in enumerate(different)}
-    targets = np.array([classes[x] for x in seconds], np.int32)
-    rows = base.Example(inputs, targets, np.ones(len(pairs), "f4"), lengths)
-    return _task(
-        Labels,
-        rows,
-        places,
-        held_out_fraction,
-        stored,
-        sequence_length=inputs.shape[1],
-        num_tokens=made[0].num_tokens,
-        num_classes=len(different),
-    )
+    return _task(TextPairs, both, places, held_out_fraction, stored)
 
 
 def _task(
@@ -364,16 +295,8 @@ def _task(
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
-    options |= {"held_out_fraction": held_out_fraction, "sha256": _sha256(kept)}
+    options |= {"held_out_fraction": held_out_fraction, "sha256": base.digest(kept)}
     return kind(kept=kept, **options)
-
-
-def _sha256(kept: base.Kept) -> str:
-    digest = hashlib.sha256(kept.tokenizer.encode())
-    for name, x in sorted((kept.arrays or {}).items()):
-        digest.update(f"{name} {x.dtype} {x.shape}".encode())
-        digest.update(np.ascontiguousarray(x).data)
-    return digest.hexdigest()
 
 
 def _pairs(examples: Any) -> list[tuple[str, str | int]]:

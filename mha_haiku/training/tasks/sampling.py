@@ -75,7 +75,7 @@ def is_held_out(what: str, fraction: float) -> bool:
 
     Its hash decides, so texts stay in their part if data is added.
     """
-    return place(what.encode()) < fraction
+    return place(what.encode(errors="surrogatepass")) < fraction
 
 
 def place(what: bytes) -> float:

@@ -80,6 +80,10 @@ class SequenceToSequence(base.Task):
     def end_token(self) -> int:
         return self.num_target_tokens + 1
 
+    @property
+    def end_tokens(self) -> tuple[int, ...]:
+        return (self.end_token,)
+
     def class_label(self, c: int) -> str:
         special = {self.start_token: "<start>", self.end_token: "<end>"}
         return special.get(c) or self.target_label(c)

@@ -1,9 +1,8 @@
 """Tasks of users: their files and classes, and checks that a class is a task.
 
 "mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
-path is relative to the working directory; of a run's file see `configuration.found`.
-Naming it in Python or on a command line permits that; a name in the file of a run does
-not, see `named_by_a_file`.
+path is relative to the working directory; of a run's file see `configuration.found`,
+and `configuration.of_json`, which executes no file that the caller does not trust.
 
 "my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
 project. The folder is found from the package, never from the working directory, and a
@@ -12,8 +11,6 @@ the package. Such a file is code like the package's code, so runs need no permis
 execute it and store no sha256 of it.
 """
 
-import contextlib
-import contextvars
 import dataclasses
 import functools
 import hashlib
@@ -22,7 +19,6 @@ import inspect
 import pathlib
 import sys
 import types
-from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -47,10 +43,7 @@ OF_PROJECT = {
 # Loaded classes by absolute path, class name and sha256 of the file; and classes that
 # were registered in Python, by absolute path ("" without a file) and class name.
 _loaded: dict[tuple[str, str, str], type[Task]] = {}
-_given: dict[tuple[str, str], type[Task]] = {}
-# Whether files that runs name may be executed; and whether a run names them now.
-_trusts_runs = contextvars.ContextVar("trusts_runs", default=False)
-_is_of_run = contextvars.ContextVar("is_of_run", default=False)
+_registered: dict[tuple[str, str], type[Task]] = {}
 
 
 def is_name(name: Any) -> bool:
@@ -70,76 +63,46 @@ def register(task: type[Task]) -> str:
         file = None
     path = pathlib.Path(file) if file and "." not in task.__qualname__ else None
     if path is None or not path.is_file():
-        _given["", task.__qualname__] = task
+        _registered["", task.__qualname__] = task
         return f":{task.__qualname__}"
     if path.resolve() == OF_PROJECT.get(path.stem):
         return path.stem
     if path.resolve().is_relative_to(pathlib.Path.cwd()):
         path = path.resolve().relative_to(pathlib.Path.cwd())
-    _given[str(path.resolve()), task.__qualname__] = task
+    _registered[str(path.resolve()), task.__qualname__] = task
     return f"{path}:{task.__qualname__}"
 
 
-def trusting_runs(trust_code: bool) -> contextlib.AbstractContextManager[None]:
-    """Allows to execute the files of tasks that runs name, while entered.
-
-    Example:
-      >>> import pathlib
-      >>> code = "from mha_haiku.training.tasks.uniform_tasks import Parity"
-      >>> _ = pathlib.Path("mine.py").write_text(code)
-      >>> with mh.tasks.trusting_runs(True), mh.tasks.named_by_a_file():
-      ...     mh.tasks.of_name("mine.py:Parity").__name__
-      'Parity'
-    """
-    return _set(_trusts_runs, trust_code or _trusts_runs.get())
-
-
-def named_by_a_file() -> contextlib.AbstractContextManager[None]:
-    """Forbids to execute files while entered, unless the caller trusts runs.
-
-    Classes of files that this process has executed already can be loaded.
+def executes(name: str) -> bool:
+    """Checks whether `load` would execute a file that this process has not executed.
 
     Example:
       >>> import pathlib
       >>> _ = pathlib.Path("mine.py").write_text("print('This is executed.')")
-      >>> with mh.tasks.named_by_a_file():
-      ...     mh.tasks.of_name("mine.py:MyTask")
-      Traceback (most recent call last):
-        ...
-      mha_haiku.core.checks.ConfigError: config.task.name 'mine.py:MyTask' would ...
+      >>> mh.tasks.executes("mine.py:MyTask"), mh.tasks.executes("reverse")
+      (True, False)
     """
-    return _set(_is_of_run, True)
-
-
-@contextlib.contextmanager
-def _set(variable: contextvars.ContextVar[bool], value: bool) -> Iterator[None]:
-    token = variable.set(value)
-    try:
-        yield
-    finally:
-        variable.reset(token)
+    if (sha256 := digest(name)) is None:
+        return False
+    file, _, class_name = name.rpartition(":")
+    key = str(pathlib.Path(file).resolve()), class_name
+    return key not in _registered and (*key, sha256) not in _loaded
 
 
 def load(name: str) -> type[Task]:
     """Loads the class of that name, which must be a task."""
     file, _, class_name = name.rpartition(":")
-    if not file and ("", class_name) not in _given:
+    source = _read(name) if file else b""
+    path = str(pathlib.Path(file).resolve()) if file else ""
+    if (path, class_name) in _registered:
+        return _registered[path, class_name]
+    if not file:
         raise checks.ConfigError(
             f"The task {class_name!r} was given in Python, and is not in a file.\n"
             "tasks.register(...) makes its class known."
         )
-    source = _read(name) if file else b""
-    path = str(pathlib.Path(file).resolve()) if file else ""
-    if (path, class_name) in _given:
-        return _given[path, class_name]
     key = path, class_name, hashlib.sha256(source).hexdigest()
     if key not in _loaded:
-        if _is_of_run.get() and not _trusts_runs.get():
-            raise checks.ConfigError(
-                f"config.task.name {name!r} would execute the file {file!r}.\n"
-                "Where you trust it, allow that by mha_haiku.load(..., "
-                "trust_code=True), or by --trust_code."
-            )
         _loaded[key] = _checked(name, _run(file, source), class_name)
     return _loaded[key]
 
@@ -191,11 +154,6 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
     Errors of a task that `is_own` are reported as the user's mistakes, and the integers
     of some examples are checked, too. The ConfigError has all faults, and calls the
     task `name`.
-
-    Example:
-      >>> task = mh.tasks.make("reverse", sequence_length=4)
-      >>> mh.tasks.check("my task", task).inputs.shape
-      (4,)
     """
     faults = _faults_of_attributes(task)
     example = None
@@ -267,28 +225,23 @@ def _checked(name: str, module: types.ModuleType, class_name: str) -> type[Task]
 
 
 def _faults_of_attributes(task: Task) -> list[str]:
+    sizes = [x for x in (task.num_tokens, task.feature_size) if x is not None]
+    levels, needed = task.baseline, {"accuracy", "loss"} & set(task.metrics)
     faults = [
         f"{name} must be an integer above 0, not {described(getattr(task, name))}"
         for name in ("sequence_length", "num_classes")
         if not _is_count(getattr(task, name))
     ]
-    sizes = task.num_tokens, task.feature_size
-    known = [size for size in sizes if size is not None]
-    if len(known) != 1 or not _is_count(known[0]):
+    if len(sizes) != 1 or not _is_count(sizes[0]):
         faults.append(
             "either num_tokens or feature_size must be an integer above 0 and the "
-            f"other None, not {described(sizes[0])} and {described(sizes[1])}"
+            f"other None, not {described(task.num_tokens)} and "
+            f"{described(task.feature_size)}"
         )
-    levels = task.baseline
-    wanted = [x for x in ("accuracy", "loss") if x in task.metrics]
-    has_levels = isinstance(levels, dict) and all(
-        isinstance(levels.get(x), (int, float)) for x in wanted
-    )
-    if not has_levels:
-        faults.append(
-            f"baseline must have numbers for {' and '.join(wanted)}, not "
-            f"{described(levels)}"
-        )
+    numbers = levels if isinstance(levels, dict) else {}
+    if not all(isinstance(numbers.get(x), (int, float)) for x in needed):
+        names, got = " and ".join(sorted(needed)), described(levels)
+        faults.append(f"baseline must have numbers for {names}, not {got}")
     return faults
 
 

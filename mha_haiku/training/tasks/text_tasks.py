@@ -105,7 +105,7 @@ class TextTask(base.DataTask):
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
         """The tokenizer, of the run, of a file or trained on the training part."""
-        if self._kept is not None:
+        if self._kept is not None and self._kept.tokenizer:
             return tokenization.from_json(self._kept.tokenizer)
         if train := tokenization.TRAINERS.get(self.tokenizer):
             return train(self._training_text, self.vocabulary_size)
@@ -139,8 +139,8 @@ class TextTask(base.DataTask):
         return self.encoder.piece(token)
 
     @property
-    def end_token(self) -> int | None:
-        return self.encoder.end
+    def end_tokens(self) -> tuple[int, ...]:
+        return self.encoder.end_tokens
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's text, with special tokens around it."""

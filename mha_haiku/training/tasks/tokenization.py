@@ -3,12 +3,9 @@
 import contextlib
 import dataclasses
 import functools
-import itertools
 import json
-import os
 import pathlib
 import re
-import threading
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Any, Protocol
@@ -27,8 +24,6 @@ _TRIED = 100  # tokens whose texts are encoded to find one that can be
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 # Where `str.splitlines` cuts.
 _ENDS_OF_LINES = r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
-# Of the description of `BytePairs`; its other parts are empty.
-_PARTS_OF_BYTE_PAIRS = {"version", "pre_tokenizer", "model"}
 
 
 class Tokenizer(Protocol):
@@ -38,7 +33,7 @@ class Tokenizer(Protocol):
     before: tuple[int, ...] = ()  # special tokens before every text
     after: tuple[int, ...] = ()  # special tokens after it
     mask: tuple[int, str] | None = None  # the token that hides another, and its text
-    end: int | None = None  # the token that ends a text
+    end_tokens: tuple[int, ...] = ()  # those that end a text
     out_of_range: tuple[int, ...] = ()  # tokens that the model has no row for
 
     def encode(self, text: str) -> np.ndarray:
@@ -125,68 +120,32 @@ class Characters(Tokenizer):
         return _code_points(self.alphabet)
 
 
-@dataclasses.dataclass(frozen=True)
-class BytePairs(Tokenizer):
-    """A tokenizer whose tokens are bytes, or runs of bytes merged from shorter ones."""
+def train_byte_pairs(text: str, vocabulary_size: int) -> "Pretrained":
+    """Trains a tokenizer that merges byte pairs, the commonest in `text` first.
 
-    tokenizer: Any  # a `tokenizers.Tokenizer` of byte-level BPE
+    It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out. No token
+    is of two lines.
 
-    @classmethod
-    def train(cls, text: str, vocabulary_size: int) -> "BytePairs":
-        """Trains a tokenizer that merges byte pairs, the commonest in `text` first.
-
-        It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out.
-
-        Raises:
-          ValueError: If `vocabulary_size` is no integer of at least 256.
-        """
-        checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
-        tokenizers = library()
-        byte_level = tokenizers.pre_tokenizers.ByteLevel
-        tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
-        tokenizer.pre_tokenizer = byte_level(add_prefix_space=False)
-        trainer = tokenizers.trainers.BpeTrainer(
-            vocab_size=vocabulary_size,
-            initial_alphabet=byte_level.alphabet(),
-            show_progress=False,
-        )
-        tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
-        return cls(tokenizer)
-
-    def to_json(self) -> str:
-        """Describes the tokenizer as `tokenizers` does, with an end of the last line.
-
-        That end, which `tokenizers` does not write, tells `read_file` who wrote it.
-        """
-        return self.tokenizer.to_str(pretty=True) + "\n"
-
-    @functools.cached_property
-    def num_tokens(self) -> int:
-        return self.tokenizer.get_vocab_size()
-
-    def encode(self, text: str) -> np.ndarray:
-        encodings = self.tokenizer.encode_batch(text.splitlines(keepends=True))
-        ids = itertools.chain.from_iterable(encoding.ids for encoding in encodings)
-        return np.fromiter(ids, np.int32)
-
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Finds where in a text of one line each of its tokens begins and ends.
-
-        Tokens that are parts of one character all have its place.
-        """
-        return list(self.tokenizer.encode(text).offsets)
-
-    def label(self, token: int) -> str:
-        r"""Returns the token's text; bytes that are not a whole character as `\xe2`."""
-        return self.piece(token).decode("utf-8", errors="backslashreplace")
-
-    def piece(self, token: int) -> bytes:
-        return _bytes_of_letters(self.tokenizer.id_to_token(token))
+    Raises:
+      ValueError: If `vocabulary_size` is no integer of at least 256.
+    """
+    checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
+    tokenizers = library()
+    byte_level = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = byte_level
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocabulary_size,
+        initial_alphabet=byte_level.alphabet(),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
+    return Pretrained(json.dumps(_by_lines(json.loads(tokenizer.to_str()))))
 
 
 @dataclasses.dataclass(frozen=True)
 class Pretrained(Tokenizer):
-    """A pretrained tokenizer, from a file of `tokenizers`.
+    """A tokenizer of `tokenizers`, trained here or from a file.
 
     Its special tokens, `before` and `after`, go around a whole text; `encode` leaves
     them out. ConfigError if the contents do not describe a tokenizer, or a text needs a
@@ -196,6 +155,8 @@ class Pretrained(Tokenizer):
     content: str  # of a tokenizer.json
     least_tokens: int = 0  # vocabulary of its model, which may be larger than its own
     most_tokens: int | None = None  # rows of its model, if limited
+    # By default the first token with a usual name of the end.
+    end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
         """Reads the contents and tests them, so that errors show now."""
@@ -204,10 +165,16 @@ class Pretrained(Tokenizer):
             largest, count = max(self._ids.values()), len(self._ids)
             if largest >= len(self.content):  # a token takes more than a character
                 raise ValueError(f"it has {count} tokens, and a token {largest}")
+            usual = self._first_of(_ENDS)
+        ends = tuple(x for x in self.end_tokens if 0 <= x < self.num_tokens)
+        if not ends and usual is not None:
+            ends = (usual,)
+        object.__setattr__(self, "end_tokens", ends)
 
     def to_json(self) -> str:
         stored = {"pretrained": json.loads(self.content)}
         stored["least_tokens"] = self.least_tokens
+        stored["end_tokens"] = self.end_tokens
         if self.most_tokens is not None:
             stored["most_tokens"] = self.most_tokens
         return json.dumps(stored)
@@ -234,10 +201,6 @@ class Pretrained(Tokenizer):
     def mask(self) -> tuple[int, str] | None:
         token = self._first_of(_MASKS)
         return None if token is None else (token, self._tokenizer.id_to_token(token))
-
-    @functools.cached_property
-    def end(self) -> int | None:
-        return self._first_of(_ENDS)
 
     def _first_of(self, texts: Sequence[str]) -> int | None:
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
@@ -267,6 +230,13 @@ class Pretrained(Tokenizer):
     def _encoding(self, text: str) -> Any:
         with _errors_named("text cannot be encoded by its tokenizer"):
             return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def spans(self, text: str) -> list[tuple[int, int]]:
+        """Finds where in a text each of its tokens begins and ends.
+
+        Tokens that are parts of one character all have its place.
+        """
+        return list(self._encoding(text).offsets)
 
     def label(self, token: int) -> str:
         r"""Decodes the text that a token adds to a text that it continues.
@@ -360,11 +330,14 @@ class Pretrained(Tokenizer):
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
 
 
-KINDS = Characters, BytePairs, Pretrained
+KINDS = Characters, Pretrained
 
 
 def read_file(
-    path: str | pathlib.Path, least_tokens: int = 0, most_tokens: int | None = None
+    path: str | pathlib.Path,
+    least_tokens: int = 0,
+    most_tokens: int | None = None,
+    end_tokens: tuple[int, ...] = (),
 ) -> Tokenizer:
     """Reads the tokenizer in a tokenizer.json, also one that was trained here."""
     content = checks.text_of(path, f"tokenizer {str(path)!r}")
@@ -372,29 +345,10 @@ def read_file(
         contents = json.loads(content)
         if "characters" in contents:
             return from_json(contents)
-        completed = (
-            encoding_whole_texts(contents)
-            if _is_of_byte_pairs(content, contents)
-            else _with_decoder(contents)
-        )
-        if completed is not contents:
-            content = json.dumps(completed)
-    return Pretrained(content, least_tokens, most_tokens)
-
-
-def _is_of_byte_pairs(content: str, contents: dict[str, Any]) -> bool:
-    """Finds whether `BytePairs` wrote a file, and not `tokenizers`.
-
-    `tokenizers` saves the same contents for a tokenizer that does not encode by lines,
-    but without an end of the last line.
-    """
-    before = contents.get("pre_tokenizer") or {}
-    return (
-        content.endswith("\n")
-        and {name for name, part in contents.items() if part} == _PARTS_OF_BYTE_PAIRS
-        and before.get("type") == "ByteLevel"
-        and before.get("add_prefix_space") is False
-    )
+        if "pretrained" in contents:  # of a run
+            return from_json(contents)
+        content = json.dumps(_with_decoder(contents))
+    return Pretrained(content, least_tokens, most_tokens, end_tokens)
 
 
 def _with_decoder(contents: dict[str, Any]) -> dict[str, Any]:
@@ -405,12 +359,8 @@ def _with_decoder(contents: dict[str, Any]) -> dict[str, Any]:
     return contents | {"decoder": before}
 
 
-def encoding_whole_texts(contents: dict[str, Any]) -> dict[str, Any]:
-    """Completes a description of `BytePairs`.
-
-    `BytePairs` encodes lines and decodes bytes itself. Without it, as for `Pretrained`
-    and other libraries, the description has to say so.
-    """
+def _by_lines(contents: dict[str, Any]) -> dict[str, Any]:
+    """Completes a description of byte pairs: lines are encoded one by one."""
     before = contents["pre_tokenizer"]
     lines = {
         "type": "Split",
@@ -436,13 +386,13 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
             most = contents.get("most_tokens")
             if most is not None:
                 checks.integer_in("most_tokens", most, 0, None)
-            return Pretrained(json.dumps(contents["pretrained"]), least, most)
-        tokenizer = _of_library(json.dumps(contents))
-        tokens = sorted(tokenizer.get_vocab().values())
-        if not tokens or tokens != list(range(len(tokens))):
-            raise ValueError("tokens must be numbered from 0 on, without a gap")
-        tokenizer.encode("a")
-        return BytePairs(tokenizer)
+            ends = tuple(
+                checks.non_negative_integer("end_tokens", x)
+                for x in contents.get("end_tokens", ())
+            )
+            return Pretrained(json.dumps(contents["pretrained"]), least, most, ends)
+        # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
+        return Pretrained(json.dumps(_by_lines(contents)))
 
 
 def several(text: str, count: int) -> tuple[Tokenizer, ...]:
@@ -454,25 +404,12 @@ def several(text: str, count: int) -> tuple[Tokenizer, ...]:
         return tuple(map(from_json, stored))
 
 
-TRAINERS = {"characters": Characters.train, "bpe": BytePairs.train}
+TRAINERS = {"characters": Characters.train, "bpe": train_byte_pairs}
 
 
-@contextlib.contextmanager
-def errors_named(file: str) -> Iterator[None]:
-    """Raises errors in a tokenizer as ConfigError, without traces of Rust's panics."""
-    # The whole process has one stderr: only for files, which are read once.
-    with _stderr, open(os.devnull, "wb") as nowhere:
-        stderr = os.dup(2)
-        os.dup2(nowhere.fileno(), 2)
-        try:
-            with _errors_named(f"{file} is damaged, or describes no tokenizer"):
-                yield
-        finally:
-            os.dup2(stderr, 2)
-            os.close(stderr)
-
-
-_stderr = threading.RLock()
+def errors_named(file: str) -> contextlib.AbstractContextManager[None]:
+    """Raises errors in a tokenizer as ConfigError."""
+    return _errors_named(f"{file} is damaged, or describes no tokenizer")
 
 
 @contextlib.contextmanager

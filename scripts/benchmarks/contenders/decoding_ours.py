@@ -28,20 +28,20 @@ def prepare(
             facts={"parameters MB": round(megabytes, 1)},
         )
     columns = 1 if use == "early" else length - steps - 1
-    prompts, strategy = np.ones((batch, columns), int), decoding.Greedy()
-    writer, given, end = decoding._checked(
-        built, (prompts, None, None, None), strategy, length, None, None
+    prompts, strategy = np.ones((batch, columns), int), decoding.Sampled(0)
+    writer, start, ends = decoding._checked(
+        built, (prompts, None, None, None), strategy, length, (), None
     )
     params, key, state = writer.decoding.prepare(params), jax.random.key(0), []
 
     def reset():
-        begun = decoding._begun(writer, params, given, end, key)
+        begun = decoding._begun(writer, params, start, ends, key)
         state[:] = jax.block_until_ready(begun)
 
     def run():
         texts, cache, keys = state
         jax.block_until_ready(
-            decoding._advanced(writer, params, texts, cache, keys, end, steps)
+            decoding._advanced(writer, params, texts, cache, keys, ends, steps)
         )
 
     return worker.Program(run, reset, units=steps)

@@ -1,7 +1,6 @@
 import functools
 import sys
 
-import jax
 import numpy as np
 import pytest
 
@@ -51,24 +50,10 @@ def test_no_word_is_in_both_parts_and_held_out_words_are_there_once():
 
 @pytest.mark.slow
 def test_every_pronunciation_of_a_word_is_right():
-    task = make()
     said = {}
     for word, pronunciation in parts()[0]:
         said.setdefault(word, []).append(pronunciation)
     assert said["tomato"] == ["T AH M EY T OW", "T AH M AA T OW"]
-    phoneme = {task.class_label(c): c for c in range(task.num_classes)}
-    answers = [
-        [phoneme[each] for each in text.split()]
-        for text in (*said["tomato"], "T AH M AA T", "T AH M EY T OW <end> B")
-    ]
-    found = [word for word, _ in parts()[0]].index("tomato")
-    example = jax.tree.map(np.asarray, task.pair(*(x[found] for x in task.train_data)))
-    batch = jax.tree.map(lambda x: np.stack([x] * 4), example)
-    assert task.right_answers(example) == answers[:2]
-    assert task.score(answers, batch) == {
-        "exact_match": 0.75,
-        "token_error_rate": 1 / 24,
-    }
 
 
 def test_stress_is_told_on_request():
@@ -80,8 +65,6 @@ def test_stress_is_told_on_request():
         assert task.num_target_tokens == count
         found = [*rows(task, task.train_data), *rows(task, task.held_out_data)]
         assert ("the", said[0]) in found
-        example = tasks.Example(task.encode("The"), None, None, np.int32(3))
-        assert list(map(task.answer, task.right_answers(example))) == said
 
 
 @pytest.mark.parametrize(

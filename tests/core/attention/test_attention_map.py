@@ -3,8 +3,6 @@
 B batch, T queries, S keys, H query heads, G key heads, K query/key and V value size.
 """
 
-import re
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -13,7 +11,6 @@ from jax import lax
 
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import AttentionMap, additive, attend, bin_edges
-from tests import everyday
 
 B, T, S, H, G, K, V = 2, 7, 9, 4, 2, 6, 3
 L = 4  # as many as there are virtual devices
@@ -109,51 +106,6 @@ def test_tile_outside_of_the_map_is_refused(index, attention_map):
 def test_a_tile_of_no_positions_is_refused(index, message, attention_map):
     with pytest.raises(ValueError, match=message):
         attention_map.tile(index, slice(None))
-
-
-def pooled_of(weights, rows, columns):
-    """Returns the mass of each cell, averaged over the queries that see anything."""
-    row_edges, column_edges = (
-        [min(i * -(-size // bins), size) for i in range(bins + 1)]
-        for size, bins in zip(weights.shape[-2:], (rows, columns), strict=True)
-    )
-    cells = []
-    for top, bottom in zip(row_edges, row_edges[1:], strict=False):
-        if top == bottom:
-            continue
-        block = weights[..., top:bottom, :]
-        seeing = np.maximum((block.sum(-1) > 0).sum(-1), 1)[..., None]
-        ends = zip(column_edges, column_edges[1:], strict=False)
-        mass = [block[..., a:b].sum((-1, -2)) for a, b in ends if a < b]
-        cells.append(np.stack(mass, -1) / seeing)
-    return np.stack(cells, -2)
-
-
-@pytest.mark.parametrize(
-    ("rows", "columns"), everyday.some([(3, 4), (1, 2), (7, 9), (100, 100)], 1)
-)
-def test_pooled_cells_are_the_mass_of_the_map(rows, columns, attention_map, weights):
-    rows, columns = min(rows, T), min(columns, S)
-    pooled = jax.jit(lambda m: m.pooled(rows, columns))(attention_map)
-    expected = pooled_of(weights.astype(np.float64), rows, columns)
-    np.testing.assert_allclose(pooled, expected, rtol=5e-6, atol=1e-7)
-    np.testing.assert_allclose(pooled.sum(-1), 1, rtol=5e-6)
-
-
-@pytest.mark.slow
-def test_pooled_leaves_out_the_queries_that_see_nothing(inputs):
-    lengths, query_lengths = np.asarray([9, 9]), np.asarray([4, 2])
-
-    @jax.jit
-    def run(inputs):
-        _, found = attend(*inputs, mask=masks.padding(lengths, query_lengths))
-        return found.weights(), found.pooled(3, 2)
-
-    weights, pooled = run(inputs)
-    expected = pooled_of(np.asarray(weights, np.float64), 3, 2)
-    np.testing.assert_allclose(pooled, expected, rtol=5e-6, atol=1e-7)
-    sums = [[1, 1, 0], [1, 0, 0]]
-    np.testing.assert_allclose(pooled.sum(-1)[:, 0], sums, rtol=5e-6)
 
 
 @pytest.mark.parametrize(
@@ -260,37 +212,3 @@ def test_stacked_maps_with_positions_of_their_own_are_refused(inputs):
             ask(stacked, *more)
     weights = jax.vmap(AttentionMap.weights)(stacked)
     np.testing.assert_array_equal(weights[1], maps(2).weights())
-
-
-@pytest.mark.slow
-def test_one_head_is_a_map_of_its_own(attention_map, weights):
-    own = attention_map.head(2, 1)
-    assert own.shape == (1, T, S)
-    np.testing.assert_allclose(np.asarray(own)[0], weights[1, 2], rtol=1e-6)
-    traced = jax.jit(lambda x, h, b: x.head(h, b).pooled(3, 2))(attention_map, 3, 0)
-    pooled = attention_map.pooled(3, 2)[0, 3]
-    np.testing.assert_allclose(traced[0], pooled, rtol=1e-5)
-    with pytest.raises(ValueError, match="each batch axis, 1, got 0"):
-        attention_map.head(2)
-
-
-@pytest.mark.parametrize(
-    ("indices", "words"),
-    [
-        ((H, 0), f"head must be an integer in -{H}..{H - 1}, got {H}"),
-        ((-H - 1, 0), "head must be an integer"),
-        ((0, 7), "index of batch axis 0 must be an integer in -2..1, got 7"),
-        ((1.0, 0), "head must be an integer"),
-        ((np.array([0, 1]), 0), "head must be an integer"),
-    ],
-)
-def test_a_head_or_example_that_is_not_there_is_refused(attention_map, indices, words):
-    with pytest.raises(ValueError, match=re.escape(words)):
-        attention_map.head(*indices)
-
-
-@pytest.mark.slow
-def test_a_head_is_counted_from_the_end_as_in_python(attention_map, weights):
-    for head in (-1, -H, np.int64(-2)):
-        own = np.asarray(attention_map.head(head, -1))[0]
-        np.testing.assert_allclose(own, weights[-1, head], rtol=1e-6)

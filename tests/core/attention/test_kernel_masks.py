@@ -23,13 +23,12 @@ TRANSLATIONS = {
     "left window": (masks.window(2, None), (2, None, [], [])),
     "padding": (masks.padding(LENGTHS), (None, None, [LENGTHS], [])),
     "query padding": (PADDING, (None, None, [LENGTHS], [QUERY_LENGTHS])),
-    "valid_lens": (masks.valid_lens(LENGTHS), (None, None, [LENGTHS], [])),
     "causal padding": (masks.causal() & PADDING, (None, 0, [LENGTHS], [QUERY_LENGTHS])),
     "full & causal": (masks.full() & masks.causal(), (None, 0, [], [])),
     "narrower window": (masks.window(2, 1) & masks.window(1, 3), (1, 1, [], [])),
     "causal window": (masks.window(1, None) & masks.causal(), (1, 0, [], [])),
     "lengths twice": (
-        PADDING & (masks.causal() & masks.valid_lens(LENGTHS[::-1])),
+        PADDING & (masks.causal() & masks.padding(LENGTHS[::-1])),
         (None, 0, [LENGTHS, LENGTHS[::-1]], [QUERY_LENGTHS]),
     ),
     "one for all": (masks.padding(LENGTHS[1:]), (None, None, [LENGTHS[1:]], [])),
@@ -43,7 +42,6 @@ NOT_TRANSLATABLE = {
     "global tokens": masks.global_tokens([0]),
     "segments": masks.segments(*IDS),
     "dense": masks.dense(np.ones([B, T, S], bool)),
-    "lengths per query": masks.valid_lens(np.ones([B, T], int)),
     "a part": masks.causal() & (masks.padding(LENGTHS) & ~masks.window(1, 1)),
 }
 
@@ -65,12 +63,6 @@ def test_translation(name):
 @pytest.mark.parametrize("name", NOT_TRANSLATABLE)
 def test_what_kernels_do_not_know_is_not_translated(name):
     assert fused.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
-
-
-def test_lengths_are_told_from_lengths_per_query_by_the_batch_axes():
-    mask = masks.valid_lens(LENGTHS)
-    assert fused.translated(mask.aligned(0)) is None
-    assert fused.translated(mask.aligned(1)) is not None
 
 
 def test_translation_needs_shapes_alone():
@@ -105,7 +97,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 @pytest.mark.slow
 def test_lengths_collapse_to_one_number_per_example_within_the_map():
     lengths = np.asarray([[4], [2]]), np.asarray([[9, 3, 9]], np.int8)
-    mask = masks.padding(lengths[0], lengths[1]) & masks.valid_lens(lengths[1])
+    mask = masks.padding(lengths[0], lengths[1]) & masks.padding(lengths[1])
     found = fused.translated(mask.aligned(2)).collapsed((2, 3), T, S)
     np.testing.assert_array_equal(found.key_lengths[0], [4, 3, 4, 2, 2, 2])
     np.testing.assert_array_equal(found.query_lengths[0], [3, 3, 3, 3, 3, 3])

@@ -23,7 +23,7 @@ ALL = np.ones([B, N], bool)
 
 @pytest.fixture(autouse=True)
 def small_tiles(monkeypatch):
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(16, 16, 1))
+    monkeypatch.setattr(engine, "_sizes", lambda factors: sweep.Sizes(16, 16, 1))
 
 
 @pytest.fixture

@@ -46,7 +46,7 @@ CASES = [
 def small_tiles(monkeypatch):
     """Makes tiles that do not divide the map."""
     monkeypatch.setattr(sweep, "_MULTIPLE", 4)
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(8, 8, 1))
+    monkeypatch.setattr(engine, "_sizes", lambda factors: sweep.Sizes(8, 8, 1))
 
 
 def numbers(bias_kind, score_kind):
@@ -239,7 +239,7 @@ OTHERS = {
     "global tokens": (masks.window(3, 1) | masks.global_tokens([0, 7]), "top"),
     "prefix": (masks.prefix(np.asarray([9, 0])), "part"),
     "dilated": (masks.causal() & ~masks.dilated(3), "apply_transposed"),
-    "valid lens": (masks.valid_lens(rng.integers(0, S + 1, (B, T))), "divergence"),
+    "padding": (masks.padding(rng.integers(1, S + 1, B)), "divergence"),
     "pruned groups": (masks.window(7, 0), "apply"),
 }
 
@@ -304,21 +304,6 @@ def test_queries_that_see_nothing_have_no_gradient_and_spread_none():
 
 
 @pytest.mark.slow
-def test_second_derivative_is_refused_with_the_way_out():
-    arrays = {
-        name: jnp.asarray(x, jnp.float32) for name, x in numbers(None, "").items()
-    }
-
-    def entropy(query):
-        found = attend(query, arrays["key"], arrays["value"])[1]
-        return found.statistics().entropy.sum()
-
-    with pytest.raises(ValueError, match=r"weights\(\), with implementation"):
-        twice = jax.grad(lambda q: (jax.grad(entropy)(q) ** 2).sum())
-        jax.eval_shape(twice, arrays["query"])
-
-
-@pytest.mark.slow
 @pytest.mark.usefixtures("optimized")
 @pytest.mark.parametrize(
     "observe",
@@ -350,7 +335,7 @@ def test_gradients_of_long_maps_hold_no_matrix(observe):
 class Squares(observation.Observation):
     """The sum of squared weights of each query."""
 
-    def nothing(self, num_queries, num_keys, given, dtype):
+    def init(self, num_queries, num_keys, arrays, dtype):
         return observation.Sums(jnp.zeros(num_queries, dtype))
 
     def add(self, tile, sums):

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core import tiles
 from mha_haiku.core.attention import (
     attend,
     bin_edges,
@@ -74,7 +73,7 @@ def found(request, arrays, monkeypatch):
 
 def use_tiles(monkeypatch, *sizes):
     """Makes every observation use tiles of these sizes."""
-    monkeypatch.setattr(engine, "_sizes", lambda asked: sweep.Sizes(*sizes))
+    monkeypatch.setattr(engine, "_sizes", lambda factors: sweep.Sizes(*sizes))
     rows, columns, _ = sizes
     monkeypatch.setattr(divergences, "_SCORES_COMPARED", B * H * rows * columns)
     monkeypatch.setattr(divergences, "_KEYS_COMPARED", columns)
@@ -343,35 +342,3 @@ def test_what_does_not_fit_is_refused_by_name(ask, message, arrays):
     found = jax.jit(attend)(query, key, value)[1]
     with pytest.raises(ValueError, match=message):
         ask(found)
-
-
-@tiles.pytree
-class HeadWindows(masks.Mask):
-    """The keys before a width `[H]`, which its ranges know of one head."""
-
-    widths: jax.Array
-
-    def has_heads(self):
-        return True
-
-    def at_head(self, example, head):
-        return HeadWindows(self.widths[head][None])
-
-    def aligned_tile(self, rows, columns):
-        return tiles.on_columns(columns)[None] < self.widths[:, None, None]
-
-    def key_range(self, rows, keys):
-        most = self.widths.max()
-        return keys[0], jnp.clip(most, keys[0], keys[1])
-
-
-@pytest.mark.slow
-def test_divergences_of_heads_with_masks_of_their_own(arrays, monkeypatch):
-    query, key, value = arrays((B,), T, S, H, G, K, V)
-    use_tiles(monkeypatch, 16, 16, 1)
-    mask = HeadWindows(jnp.asarray([7, 50, 30, 20]))
-    _, whole = attend(query, key, value, mask=mask, implementation="dense")
-    weights = np.asarray(whole.weights(), np.float64)
-    np.testing.assert_allclose(
-        whole.divergence(), oracles.divergence(weights, weights), atol=1e-5
-    )

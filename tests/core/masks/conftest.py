@@ -87,7 +87,7 @@ def array_masks(draw, batch_shape, num_heads, num_rows, num_keys):
     to_array = draw(st.sampled_from([np.asarray, jnp.asarray]))
     kind = draw(
         st.sampled_from(
-            ["padding", "query padding", "prefix", "valid lens", "row lens"]
+            ["padding", "query padding", "prefix"]
             + ["segments", "dense", "dense heads"]
         )
     )
@@ -102,13 +102,6 @@ def array_masks(draw, batch_shape, num_heads, num_rows, num_keys):
     if kind == "prefix":
         mask = masks.prefix(to_array(lengths))
         return mask, lambda b, h, t, s: s <= t or s < lengths[b]
-    if kind == "valid lens":
-        mask = masks.valid_lens(to_array(lengths))
-        return mask, lambda b, h, t, s: s < lengths[b]
-    if kind == "row lens":
-        row_lengths = rng.integers(0, num_keys + 1, (*batch_shape, num_rows))
-        mask = masks.valid_lens(to_array(row_lengths))
-        return mask, lambda b, h, t, s: s < row_lengths[*b, t]
     if kind == "segments":
         query_ids = rng.integers(-1, 2, (*batch_shape, num_rows))
         key_ids = rng.integers(-1, 2, (*batch_shape, num_keys))

@@ -111,7 +111,6 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
         masks.dilated(1000) & masks.causal(),
         masks.padding(np.asarray([3, 0])) & masks.causal(),
         ~masks.global_tokens(range(5, 3000)),
-        masks.valid_lens(np.repeat([[0, 3, 0], [1, 0, 0]], 834, axis=1)[:, :2500]),
         masks.padding(np.asarray([3, 2]), np.asarray([1500, 2500])) & masks.dilated(2),
     ],
 )

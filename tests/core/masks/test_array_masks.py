@@ -31,7 +31,6 @@ def test_padding_of_queries_blinds_the_later_ones():
     "make",
     [
         masks.padding,
-        masks.valid_lens,
         lambda lengths: masks.padding(lengths, lengths),
         lambda lengths: masks.padding(lengths) & masks.window(None, 9),
     ],
@@ -45,7 +44,7 @@ def test_key_range_ends_at_the_longest_example(make):
     assert traced(jnp.asarray([S + 4, 1])) == S
 
 
-@pytest.mark.parametrize("make", [masks.padding, masks.valid_lens, masks.prefix])
+@pytest.mark.parametrize("make", [masks.padding, masks.prefix])
 @pytest.mark.parametrize(
     ("lengths", "message"),
     [
@@ -72,7 +71,6 @@ def test_query_lengths_are_checked_like_lengths():
 
 MAKERS = {
     "padding": masks.padding,
-    "valid lens": masks.valid_lens,
     "prefix": masks.prefix,
     "inside an intersection": lambda n: masks.causal() & masks.padding(n),
     "inside a complement": lambda n: ~masks.padding(n),
@@ -105,8 +103,6 @@ def test_traced_lengths_are_not_known_and_pass(name):
         (masks.padding(2), r"\[B...\]"),
         (masks.padding(np.ones([B, T], int)), r"\[B...\]"),
         (masks.padding(np.ones([B], int), np.ones([3], int)), r"\[B...\]"),
-        (masks.valid_lens(np.ones([B, T + 1], int)), r"\[B...\] or \[B..., T\]"),
-        (masks.valid_lens(np.ones([B, 1, T], int)), r"\[B...\] or \[B..., T\]"),
     ],
 )
 def test_lengths_of_another_shape_are_refused_with_both_shapes(mask, axes):

@@ -1,7 +1,6 @@
-"""Generated texts against full passes, brute force, and each other."""
+"""Generated texts against full passes, and each other."""
 
 import functools
-import itertools
 
 import jax
 import numpy as np
@@ -56,11 +55,31 @@ def _translator():
     return models.build(config, num_tokens=9, feature_size=None, num_classes=C)
 
 
+GREEDY = decoding.Sampled(0)
+
+
+def _whole(steps, prompts, lengths, max_length, ends):
+    """Texts `[B, N]` of a stream, filled up with the first end token, and lengths."""
+    new = np.stack(list(steps), axis=1)
+    tokens = np.full((len(prompts), max_length), (*ends, -1)[0])
+    sizes = np.array(lengths)
+    for b, n in enumerate(lengths):
+        tokens[b, :n] = prompts[b, :n]
+        for token in new[b, : max_length - n]:
+            tokens[b, sizes[b]] = token
+            sizes[b] += 1
+            if token in ends:
+                break
+    return tokens, sizes
+
+
 def _generate(strategy, prompts=PROMPTS, lengths=LENGTHS, **options):
-    options = {"max_length": N, "end_token": END, **options}
-    return decoding.generate(
+    options = {"max_length": N, "end_tokens": (END,), **options}
+    steps = decoding.stream(
         _model(), _parameters(), prompts, lengths, strategy=strategy, **options
     )
+    ends = options["end_tokens"]
+    return _whole(steps, prompts, lengths, options["max_length"], ends)
 
 
 @jax.jit
@@ -69,45 +88,42 @@ def _log_probabilities(tokens):
     return jax.nn.log_softmax(output.logits)
 
 
-def _by_full_passes():
+def _by_full_passes(*ends):
     """Greedy texts by a pass over the whole of them for each token."""
     tokens = np.where(
-        np.arange(N) < LENGTHS[:, None], np.pad(PROMPTS, [(0, 0), (0, 4)]), END
+        np.arange(N) < LENGTHS[:, None], np.pad(PROMPTS, [(0, 0), (0, 4)]), ends[0]
     )
-    lengths, total, rows = LENGTHS.copy(), np.zeros(100), np.arange(100)
+    lengths, rows = LENGTHS.copy(), np.arange(100)
     is_open = lengths < N
     while is_open.any():
-        own = np.asarray(_log_probabilities(tokens))[rows, lengths - 1]
-        new = own.argmax(-1)
-        total += np.where(is_open, own.max(-1), 0)
+        new = np.asarray(_log_probabilities(tokens))[rows, lengths - 1].argmax(-1)
         tokens[rows[is_open], lengths[is_open]] = new[is_open]
         lengths += is_open
-        is_open &= (new != END) & (lengths < N)
-    return tokens, lengths, total
+        is_open &= ~np.isin(new, ends) & (lengths < N)
+    return tokens, lengths
 
 
 @pytest.mark.slow
-def test_greedy_texts_of_100_prompts_are_those_of_full_passes():
-    tokens, lengths, total = _by_full_passes()
-    found = _generate(decoding.Greedy())
-    assert_equal(found.tokens, tokens)
-    assert_equal(found.lengths, lengths)
-    np.testing.assert_allclose(found.log_probability, total, atol=1e-4)
-    assert 20 < (lengths < N).sum() < 80  # some end, some are cut off
+@pytest.mark.parametrize("ends", [(END,), (END, 0), (0, 5, END)])
+def test_greedy_texts_of_100_prompts_are_those_of_full_passes(ends):
+    tokens, lengths = _by_full_passes(*ends)
+    written, sizes = _generate(GREEDY, end_tokens=ends)
+    assert_equal(written, tokens)
+    assert_equal(sizes, lengths)
+    assert 20 < (lengths < N).sum() < 99  # some end, some are cut off
+    lasts = set(tokens[np.arange(100), lengths - 1][lengths < N])
+    assert lasts <= set(ends) and len(lasts) == min(len(ends), 2)
     assert len({tuple(text) for text in tokens}) > 50
 
 
 @pytest.mark.slow
 def test_the_last_token_needs_no_position():
-    found = _generate(decoding.Greedy(), max_length=N + 1)
-    wanted = _generate(decoding.Greedy())
-    assert found.tokens.shape == (100, N + 1)
-    assert_equal(found.tokens[:, :N], wanted.tokens)
+    tokens, _ = _generate(GREEDY, max_length=N + 1)
+    assert_equal(tokens[:, :N], _generate(GREEDY)[0])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", [decoding.Greedy(), decoding.Beam(3)])
-def test_an_encoder_decoder_writes_what_full_passes_do(strategy):
+def test_an_encoder_decoder_writes_what_full_passes_do():
     model, size = _translator(), 6
     generator = np.random.default_rng(5)
     source = generator.integers(0, 9, (size, 7))
@@ -120,119 +136,59 @@ def test_an_encoder_decoder_writes_what_full_passes_do(strategy):
         lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2), shapes
     )
     padding = np.arange(7) >= source_lengths[:, None]
-    found = decoding.generate(
+    steps = decoding.stream(
         model,
         params,
         starts,
-        strategy=strategy,
+        strategy=GREEDY,
         max_length=N + 1,
-        end_token=END,
+        end_tokens=(END,),
         source=np.where(padding, 8, source),
         source_lengths=source_lengths,
     )
+    tokens, lengths = _whole(steps, starts, np.ones(size, int), N + 1, (END,))
     output = model.apply(
         params,
         None,
         source,
         lengths=source_lengths,
-        decoder_inputs=found.tokens[:, :N],
+        decoder_inputs=tokens[:, :N],
         is_training=False,
     )
-    own = np.asarray(jax.nn.log_softmax(output.logits))
-    new = np.asarray(found.tokens)[:, 1:]
-    is_written = np.arange(1, N + 1) < np.asarray(found.lengths)[:, None]
-    gains = np.take_along_axis(own, new[..., None], -1)[..., 0]
-    total = np.where(is_written, gains, 0).sum(1)
-    np.testing.assert_allclose(found.log_probability, total, atol=1e-4)
-    if strategy == decoding.Greedy():
-        assert_equal(new[is_written], own.argmax(-1)[is_written])
-    assert np.ptp(own[:, 0], axis=0).max() > 0.1  # sources matter
-
-
-@pytest.mark.slow
-def test_a_beam_of_one_is_greedy():
-    found, wanted = _generate(decoding.Beam(1)), _generate(decoding.Greedy())
-    assert_equal(found.tokens, wanted.tokens)
-    assert_equal(found.lengths, wanted.lengths)
-    np.testing.assert_allclose(found.log_probability, wanted.log_probability, atol=1e-4)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("length_penalty", [0.0, 6.0])
-def test_a_beam_of_the_whole_space_finds_the_best_text(length_penalty):
-    prompts, lengths, longest = PROMPTS[:4, :3], np.array([1, 2, 3, 2]), 5
-    found = _generate(
-        decoding.Beam(C**4, length_penalty), prompts, lengths, max_length=longest
-    )
-    sizes = set()
-    for b, n in enumerate(lengths):
-        endings = np.array(list(itertools.product(range(C), repeat=longest - n)))
-        texts = np.concatenate([np.tile(prompts[b, :n], (len(endings), 1)), endings], 1)
-        own = np.asarray(_log_probabilities(texts), np.float64)
-        best, best_standing = None, -np.inf
-        for text, log_probabilities in zip(texts, own, strict=True):
-            ends = np.flatnonzero(text[n:] == END)
-            size = n + ends[0] + 1 if len(ends) else longest
-            total = sum(log_probabilities[t - 1, text[t]] for t in range(n, size))
-            standing = total / ((5 + size - n) / 6) ** length_penalty
-            if standing > best_standing + 1e-9:
-                best, best_standing = (text[:size], total), standing
-        text, total = best
-        sizes.add(len(text) - n)
-        assert_equal(found.tokens[b, : len(text)], text)
-        assert found.lengths[b] == len(text)
-        np.testing.assert_allclose(found.log_probability[b], total, atol=1e-4)
-    # Without a penalty short texts are likelier.
-    assert (sizes == {1}) == (length_penalty == 0)
-
-
-@pytest.mark.slow
-def test_a_wider_beam_is_no_less_likely_and_knows_how_likely_its_texts_are():
-    # Without an end, else the likeliest texts are those that end at once.
-    narrow, wide = (_generate(decoding.Beam(w), end_token=None) for w in (1, 6))
-    assert wide.log_probability.mean() > narrow.log_probability.mean() + 0.05
-    own = np.asarray(_log_probabilities(wide.tokens))[:, :-1]
-    own = np.take_along_axis(own, np.asarray(wide.tokens)[:, 1:, None], -1)[..., 0]
-    places = np.arange(1, N)
-    is_new = (places >= LENGTHS[:, None]) & (places < np.asarray(wide.lengths)[:, None])
-    total = np.where(is_new, own, 0).sum(1)
-    np.testing.assert_allclose(wide.log_probability, total, atol=1e-4)
+    is_written = np.arange(1, N + 1) < lengths[:, None]
+    likeliest = np.asarray(output.logits).argmax(-1)
+    assert_equal(tokens[:, 1:][is_written], likeliest[is_written])
+    assert np.ptp(output.logits[:, 0], axis=0).max() > 0.1  # sources matter
 
 
 @pytest.mark.slow
 def test_a_key_gives_one_text_whatever_else_is_in_the_batch():
     strategy, key = decoding.Sampled(0.9), jax.random.key(1)
-    found = _generate(strategy, key=key)
-    assert_equal(_generate(strategy, key=key).tokens, found.tokens)
+    tokens, _ = _generate(strategy, key=key)
+    assert_equal(_generate(strategy, key=key)[0], tokens)
     other = np.where(np.arange(100)[:, None] < 50, PROMPTS, (PROMPTS + 1) % C)
-    together = _generate(strategy, other, key=key)
-    assert_equal(together.tokens[:50], found.tokens[:50])
-    changed = _generate(strategy, key=jax.random.key(2)).tokens != found.tokens
+    together, _ = _generate(strategy, other, key=key)
+    assert_equal(together[:50], tokens[:50])
+    changed = _generate(strategy, key=jax.random.key(2))[0] != tokens
     assert changed.any(1).mean() > 0.5
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy", [decoding.Greedy(), decoding.Sampled(0.7, top_k=4, top_p=0.9)]
-)
-def test_a_stream_gives_what_generate_gives(strategy):
-    options = {"strategy": strategy, "max_length": N, "end_token": END}
-    options["key"] = jax.random.key(3)
-    given = _model(), _parameters(), PROMPTS, LENGTHS
-    new = np.stack(list(decoding.stream(*given, **options, chunk=3)), axis=1)
-    wanted = decoding.generate(*given, **options)
-    for b, n in enumerate(LENGTHS):
-        size = wanted.lengths[b] - n
-        assert_equal(new[b, :size], wanted.tokens[b, n : wanted.lengths[b]])
-        assert_equal(new[b, size:], END)
+def test_chunks_change_no_token():
+    options = {"strategy": decoding.Sampled(0.7, top_k=4, top_p=0.9), "max_length": N}
+    options |= {"key": jax.random.key(3), "end_tokens": (END,)}
+    model = _model(), _parameters(), PROMPTS, LENGTHS
+    one, other = (list(decoding.stream(*model, **options, chunk=x)) for x in (1, 5))
+    assert_equal(one, other[: len(one)])
+    assert (np.array(other[len(one) :]) == END).all()
 
 
 @pytest.mark.slow
 def test_without_an_end_token_all_texts_are_full():
-    found = _generate(decoding.Greedy(), end_token=None)
-    assert_equal(found.lengths, N)
-    assert (np.asarray(found.tokens)[:, P:] == END).any()
-    options = {"strategy": decoding.Greedy(), "max_length": N}
+    tokens, lengths = _generate(GREEDY, end_tokens=())
+    assert_equal(lengths, N)
+    assert (tokens[:, P:] == END).any()
+    options = {"strategy": GREEDY, "max_length": N}
     *_, last = decoding.stream(_model(), _parameters(), PROMPTS, LENGTHS, **options)
     assert (last == -1).any()
 
@@ -269,12 +225,12 @@ def test_drawn_tokens_follow_the_probabilities():
 
 
 def test_programs_are_compiled_once_for_a_size():
-    _generate(decoding.Greedy(), end_token=END)
+    _generate(GREEDY)
     programs = (decoding._begun, decoding._advanced)
     before = [program._cache_size() for program in programs]
-    _generate(decoding.Greedy(), PROMPTS[::-1, :5], np.minimum(LENGTHS, 5))
-    _generate(decoding.Greedy(), end_token=None)
-    _generate(decoding.Greedy(), end_token=1)
+    _generate(GREEDY, PROMPTS[::-1, :5], np.minimum(LENGTHS, 5))
+    _generate(GREEDY, end_tokens=())
+    _generate(GREEDY, end_tokens=(1,))
     assert [program._cache_size() for program in programs] == before
 
 
@@ -302,34 +258,28 @@ def test_programs_are_compiled_once_for_a_size():
         ({"prompts": PROMPTS + 1}, "prompts must be integers from 0 to 5, got 6 at"),
         ({"prompts": PROMPTS[0]}, r"tokens \[B, P\], integers, got int64 of shape"),
         ({"prompts": PROMPTS * 1.0}, "integers, got float64"),
-        ({"end_token": -1}, "end_token must be an integer from 0 to 5, got -1"),
-        ({"strategy": decoding.Sampled()}, "key must be given"),
+        ({"end_tokens": (1, -1)}, "end_tokens must be an integer from 0 to 5, got -1"),
+        ({"strategy": decoding.Sampled()}, "key must not be None"),
         ({"model": _model("encoder")}, "predict the next token of a text"),
+        ({"chunk": 0}, "chunk must be an integer of at least 1, got 0"),
     ],
 )
 def test_what_cannot_be_generated_is_refused(changed, message):
-    given = {
+    arguments = {
         "model": _model(),
         "params": None,
         "prompts": PROMPTS,
         "lengths": LENGTHS,
-        "strategy": decoding.Greedy(),
+        "strategy": GREEDY,
         "max_length": N,
     }
     with pytest.raises(ValueError, match=message):
-        decoding.generate(**{**given, **changed})
+        decoding.stream(**{**arguments, **changed})
 
 
-def test_a_stream_refuses_before_its_first_token():
-    given = _model(), None, PROMPTS
-    for strategy, chunk, message in (
-        (decoding.Beam(2), 8, "strategy must choose token by token"),
-        (decoding.Greedy(), 0, "chunk must be an integer of at least 1, got 0"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            decoding.stream(*given, strategy=strategy, max_length=N, chunk=chunk)
-    with pytest.raises(TypeError, match="strategy must be Greedy"):
-        decoding.stream(*given, strategy="greedy", max_length=N)
+def test_a_strategy_is_a_sampled():
+    with pytest.raises(TypeError, match="strategy must be a Sampled"):
+        decoding.stream(_model(), None, PROMPTS, strategy="greedy", max_length=N)
 
 
 @pytest.mark.parametrize(
@@ -340,8 +290,6 @@ def test_a_stream_refuses_before_its_first_token():
         (lambda: decoding.Sampled(top_k=0), "top_k must be .* at least 1, got 0"),
         (lambda: decoding.Sampled(top_p=0.0), "top_p must be .* got 0.0"),
         (lambda: decoding.Sampled(top_p=1.1), "top_p must be .* got 1.1"),
-        (lambda: decoding.Beam(0), "width must be .* at least 1, got 0"),
-        (lambda: decoding.Beam(2, -1.0), "length_penalty must be .* got -1.0"),
     ],
 )
 def test_strategies_refuse_what_makes_no_sense(make, message):

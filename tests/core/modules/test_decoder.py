@@ -80,33 +80,6 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
 
 
 @pytest.mark.slow
-def test_sizes_make_the_decoder_that_functions_make(inputs, random_parameters):
-    def sized(*inputs):
-        decoder = modules.Decoder(L, num_heads=H, key_size=K, hidden_size=F)
-        return decoder(*inputs, is_training=False)
-
-    def make_layer(i):
-        def attention(name):
-            return lambda: modules.MultiHeadAttention(H, K, model_size=D, name=name)
-
-        return modules.DecoderLayer(
-            attention("attention"),
-            attention("cross_attention"),
-            lambda: modules.FeedForward(F, name="feed_forward"),
-            name=f"layer_{i}",
-        )
-
-    def made(*inputs):
-        decoder = modules.Decoder(L, make_layer, make_norm=modules.LayerNorm)
-        return decoder(*inputs, is_training=False)
-
-    sized, made = hk.transform(sized), hk.transform(made)
-    params = random_parameters(sized, *inputs)
-    wanted = made.apply(params, None, *inputs)
-    jax.tree.map(assert_equal, sized.apply(params, None, *inputs), wanted)
-
-
-@pytest.mark.slow
 def test_one_part_may_be_made_by_a_function(inputs, random_parameters):
     def forward(x, encoded):
         layer = modules.DecoderLayer(
@@ -121,33 +94,8 @@ def test_one_part_may_be_made_by_a_function(inputs, random_parameters):
     assert maps.own.shape == (B, H, T, T) and maps.cross.shape == (B, 0, T, S)
 
 
-@pytest.mark.parametrize(
-    "module", [lambda: modules.Decoder(1, _layer), lambda: _layer(0)]
-)
-def test_is_training_has_no_default(module, inputs):
-    forward = hk.transform(lambda *inputs: module()(*inputs))
-    with pytest.raises(TypeError, match="is_training"):
-        forward.init(jax.random.key(0), *inputs)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (
-            lambda: _layer(0, norm_position="mid"),
-            "norm_position .* pre, post, both, reordered; got 'mid'",
-        ),
-        (
-            lambda: _layer(0, dropout_rate=-0.1),
-            r"dropout_rate .* in \[0, 1\), got -0.1",
-        ),
-        (lambda: modules.Decoder(1.0, _layer), "num_layers must be .* got 1.0"),
-        (
-            lambda: modules.DecoderLayer(lambda: None, hidden_size=1),
-            "make_cross_attention must be given where make_attention is",
-        ),
-    ],
-)
-def test_refusals(make, message):
-    with pytest.raises(ValueError, match=message):
-        hk.transform(make).init(jax.random.key(0))
+def test_a_decoder_needs_both_attentions():
+    with pytest.raises(ValueError, match="make_cross_attention must be given where"):
+        hk.transform(lambda: modules.DecoderLayer(lambda: None, hidden_size=1)).init(
+            jax.random.key(0)
+        )

@@ -3,10 +3,9 @@
 import haiku as hk
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 
-from mha_haiku import heads, masks, models, modules
+from mha_haiku import heads, models, modules
 from mha_haiku.core import checks
 
 B, T, D, H, K = 2, 5, 12, 4, 3
@@ -41,27 +40,6 @@ def test_projections_have_the_sizes_of_plain_attention():
 
 
 @pytest.mark.slow
-def test_blockwise_attention_and_masked_nan_as_with_plain_heads():
-    x, params = _inputs(_model())
-    mask = masks.causal() & masks.padding(jnp.array([5, 3]), jnp.array([5, 3]))
-
-    def total(params, x, implementation):
-        model = _model(implementation=implementation)
-        output, _ = model.apply(params, None, x, mask)
-        return (output[:1] ** 2).sum() + (output[1, :3] ** 2).sum()
-
-    poisoned = x.at[1, 3:].set(jnp.nan)
-    wanted = jax.grad(total)(params, x, "dense")
-    for implementation in ("dense", "blockwise"):
-        found = jax.grad(total)(params, poisoned, implementation)
-        jax.tree.map(
-            lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5),
-            found,
-            wanted,
-        )
-
-
-@pytest.mark.slow
 def test_one_map_of_two_cannot_be_removed_nor_read_alone():
     config = models.ModelConfig().replace(
         model_size=D, attention=dict(num_heads=H, differential=True)
@@ -90,10 +68,3 @@ def test_what_does_not_go_with_differences_is_refused(changes, message):
     )
     with pytest.raises(checks.ConfigError, match=message):
         models.check(config)
-
-
-def test_module_refuses_an_odd_number_of_maps():
-    x = jnp.zeros((B, T, D))
-    model = hk.transform(lambda x: modules.DifferentialAttention(3, K)(x, x, x))
-    with pytest.raises(ValueError, match="an even num_heads, two maps per head"):
-        model.init(jax.random.key(0), x)

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import modules, positions
+from mha_haiku import modules
 
 B, T, C, D, H = 2, 3, 11, 7, 5
 
@@ -58,51 +58,3 @@ def test_learned_positions_start_at_the_first_and_end_with_the_table(kind, norma
     ):
         with pytest.raises(ValueError, match=message):
             model.apply(params, None, x, kind(first))
-
-
-@pytest.mark.parametrize("bidirectional", [False, True])
-def test_relative_positions_learn_from_the_distances_that_occur(
-    bidirectional, normal, random_parameters
-):
-    x, cotangent = normal(B, T, D), normal(B, T, H * 4)
-
-    def forward(x):
-        bias = modules.RelativePositions(
-            H, bidirectional=bidirectional, num_buckets=8, name="relative"
-        )()
-        return modules.MultiHeadAttention(H, 4, name="mha")(x, x, x, bias=bias)[0]
-
-    model = hk.transform(forward)
-    params = random_parameters(model, x)
-    assert params["relative"]["table"].shape == (8, H)
-
-    @jax.jit
-    @jax.grad
-    def gradient(params):
-        return (model.apply(params, None, x) * cotangent).sum()
-
-    found = np.asarray(gradient(params)["relative"]["table"])
-    # Distances are -2..2. Later keys share bucket 0, or have a half of their own whose
-    # second bucket is for a distance of 1.
-    occurring = {0, 1, 2, 5, 6} if bidirectional else {0, 1, 2}
-    assert set(np.flatnonzero(np.abs(found).max(axis=1))) == occurring
-    # A softmax does not feel a number that is added to all of a row.
-    np.testing.assert_allclose(found.sum(axis=0), 0, atol=1e-5)
-
-
-@pytest.mark.slow
-def test_relative_positions_are_the_relative_bias_of_their_table(random_parameters):
-    def forward():
-        bias = modules.RelativePositions(
-            H, bidirectional=True, num_buckets=8, max_distance=6, name="relative"
-        )()
-        return bias.aligned(0).aligned_tile(jnp.arange(T), jnp.arange(12))
-
-    model = hk.transform(forward)
-    params = random_parameters(model)
-    bias = positions.relative_bias(
-        params["relative"]["table"], bidirectional=True, max_distance=6
-    )
-    found = model.apply(params, None)
-    assert found.shape == (H, T, 12)
-    assert_equal(found, bias.aligned(0).aligned_tile(jnp.arange(T), jnp.arange(12)))

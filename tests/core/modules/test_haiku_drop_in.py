@@ -186,19 +186,6 @@ def test_vmap_of_haiku_equals_a_batch_axis(inputs, random_parameters, jax_usage)
     assert attention_map.shape == (B, H, T, S)
 
 
-def test_calling_a_module_twice_shares_its_parameters(inputs):
-    def forward(query, key, value):
-        module = mh.MultiHeadAttention(H, K)
-        first, _ = module(query, key, value)
-        second, _ = module(query, key, value)
-        return first - second
-
-    model = hk.transform(forward)
-    params = jax.eval_shape(model.init, jax.random.key(0), *inputs)
-    names = ("query", "key", "value", "linear")
-    assert params.keys() == {f"multi_head_attention/{name}" for name in names}
-
-
 def test_float64_stays_float64(normal, random_parameters):
     D = H * K
     inputs = normal(B, T, D), normal(B, S, D), normal(B, S, D)

@@ -105,20 +105,16 @@ def _without(module):
             r"numbered 0..L - 1 .* got layer_i for i in \[0, 2\]",
         ),
         (
-            _looped() | {"encoder/layer_1": {"scale": np.ones(4)}},
-            r"alike|\(\(\), 'float.*'\) at encoder/layer_0/scale and .*\(4,\).*layer_1",
-        ),
-        (
-            {"layer_0": {"b": np.ones(2)}, "layer_1": {"b": np.ones(2, np.int32)}},
-            "same names, shapes and dtypes .* at layer_0/b and .*int32.* at layer_1/b",
+            {"layer_0": {"b": np.ones(2)}, "layer_1": {"b": np.ones(3)}},
+            "must have the same shape",
         ),
         (
             _without("encoder/layer_2/attention/query"),
-            "and nothing at encoder/layer_2/attention/query/w",
+            "encoder/layer_2 has others than encoder/layer_0",
         ),
         (
             _looped() | {"encoder/layer_1/more": {"b": np.ones(4)}},
-            "got nothing at encoder/layer_0/more/b and .* at encoder/layer_1/more/b",
+            "encoder/layer_1 has others than encoder/layer_0",
         ),
         (modules.stacked(_looped()), "there is no layer_0 .* encoder/layers/layer_0"),
     ],

@@ -39,17 +39,6 @@ def inputs(normal):
     return normal(B, T, 8), normal(B, S, 9), normal(B, S, 10)
 
 
-def test_a_bias_is_added_to_the_scores(inputs, normal, random_parameters):
-    model = _model()
-    params = random_parameters(model, *inputs)
-    bias = normal(B, H, T, S)
-    apply = jax.jit(model.apply)
-    plain = np.asarray(apply(params, None, *inputs)[1], np.float64)
-    wanted = plain * np.exp(bias)
-    wanted /= wanted.sum(-1, keepdims=True)
-    assert_close(apply(params, None, *inputs, bias=bias)[1], wanted)
-
-
 @pytest.mark.slow
 def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     normal, random_parameters
@@ -70,17 +59,6 @@ def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
     apply = functools.partial(_model().apply, first_query=offset)
     unturned = jax.jit(apply)(params, None, *last)
     assert np.abs(unturned[1] - found[1]).max() > 1e-2
-
-
-@pytest.mark.slow
-def test_mask_may_be_a_keyword(inputs, random_parameters):
-    model = _model()
-    params = random_parameters(model, *inputs)
-    mask = masks.padding(np.array([5, 2]))
-    apply = jax.jit(model.apply)
-    found = apply(params, None, *inputs, mask=mask)
-    jax.tree.map(assert_equal, found, apply(params, None, *inputs, mask))
-    assert (found[1][1, :, :, 2:] == 0).all()
 
 
 @pytest.mark.slow

@@ -5,9 +5,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from mha_haiku import attention, heads, models, modules
-from mha_haiku.core import checks, tiles
-from mha_haiku.core.modules import anatomy, pattern
+from mha_haiku import attention, heads, models
+from mha_haiku.core import checks
 
 D, H, K, V = 12, 4, 3, 5
 
@@ -90,46 +89,4 @@ def test_norms_over_all_heads_cannot_lose_a_head():
         heads.prune(params, config, [[0, 2]])
     config = config.replace(attention=dict(kept_heads=[[0, 2]]))
     with pytest.raises(checks.ConfigError, match="kept_heads must be None"):
-        models.check(config)
-
-
-@tiles.pytree
-class Favorite(attention.Score):
-    """Dot products, and a learned bonus for keys whose first channel is positive."""
-
-    bonus: jax.Array  # [H]
-
-    def __call__(self, query, key):
-        likes = jnp.moveaxis(key[..., :1] > 0, -3, -1)
-        bonus = self.bonus.reshape(*(1,) * (query.ndim - 3), -1, 1, 1)
-        return attention.dot_product()(query, key) + bonus * likes
-
-
-@pytest.mark.slow
-def test_a_score_with_a_parameter_is_a_class_and_a_call(monkeypatch):
-    monkeypatch.setattr(anatomy, "_AXES", dict(anatomy._AXES))
-    monkeypatch.setitem(modules.SCORES, "favorite", None)  # taken away afterwards
-
-    def make(num_heads, key_size, *, temperature):
-        import haiku as hk
-
-        assert (num_heads, key_size, temperature) == (H, K, 1)
-        return Favorite(hk.get_parameter("bonus", (num_heads,), init=jnp.ones))
-
-    pattern.register(
-        modules.SCORES,
-        "favorite",
-        make,
-        fields=("temperature",),
-        axes={"bonus": anatomy.Axis(anatomy.HEADS, -1)},
-    )
-    config = _config().replace(attention=dict(score="favorite"))
-    output, params = _output(config)
-    changed = {**params}
-    changed["encoder/layer_0/attention"] = {"bonus": jnp.full(H, 5.0)}
-    assert not np.allclose(_output(config, changed)[0].logits, output.logits)
-    kept, _ = heads.prune(changed, config, [[1]])
-    assert kept["encoder/layer_0/attention"]["bonus"].shape == (1,)
-    config = config.replace(attention=dict(soft_cap=2.0))
-    with pytest.raises(checks.ConfigError, match="only for score = dot_product"):
         models.check(config)

@@ -3,6 +3,8 @@
 import functools
 
 import chex
+import equinox
+import flax.linen
 import flax.nnx
 import haiku as hk
 import jax
@@ -10,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import attention
 from mha_haiku.core import sites
 from tests import everyday
@@ -175,6 +178,166 @@ def test_other_softmaxes_are_no_attention(name):
     function, *arguments = foreign.OTHERS[name]
     assert not sites.sites(function, *arguments)
     assert not sites.sites(jax.grad(lambda *x: function(*x).sum(), 1), *arguments)
+
+
+# Three inputs, of different lengths where they may be, through projections.
+_INPUTS = tuple(
+    np.random.default_rng(i).standard_normal((B, size, D)).astype(np.float32)
+    for i, size in enumerate((T, S, S))
+)
+
+
+def _of_linen():
+    module = flax.linen.MultiHeadDotProductAttention(H)
+    return module.apply, module.init(jax.random.key(0), *_INPUTS)
+
+
+def _of_nnx():
+    module = flax.nnx.MultiHeadAttention(H, D, decode=False, rngs=flax.nnx.Rngs(0))
+    graph, params = flax.nnx.split(module)
+    return lambda params, *x: flax.nnx.merge(graph, params)(*x), params
+
+
+def _of_haiku():
+    scale = hk.initializers.VarianceScaling()
+
+    def attend(*x):
+        return hk.MultiHeadAttention(H, 7, w_init=scale, model_size=D)(*x)
+
+    module = hk.without_apply_rng(hk.transform(attend))
+    return module.apply, module.init(jax.random.key(0), *_INPUTS)
+
+
+def _of_equinox():
+    module = equinox.nn.MultiheadAttention(H, D, key=jax.random.key(0))
+    return lambda module, *x: jax.vmap(module)(*x), module
+
+
+def _scanned_over_examples():
+    """In a jitted function of one example, in the body of a scan."""
+    function, params = _of_haiku()
+    one = jax.jit(lambda params, *x: function(params, *x)[0])
+
+    def scanned(params, *inputs):
+        inputs = [x[:, None] for x in inputs]
+        body = lambda carry, x: (carry, one(params, *x))  # noqa: E731
+        return jax.lax.scan(body, 0, inputs)[1]
+
+    return scanned, params
+
+
+_OF_THREE = [_of_linen, _of_nnx, _of_haiku, _of_equinox]
+
+
+@pytest.mark.parametrize("make", [*_OF_THREE, _scanned_over_examples])
+def test_three_inputs_are_told_from_parameters_where_these_are_known(make):
+    function, params = make()
+    reason = r"projections of different inputs, mh.wrap\(f, params\) can tell"
+    with pytest.raises(ValueError, match=reason):
+        sites.look(function, ["*/heads"])(params, *_INPUTS)
+
+    def of_query(params, query, key, value):
+        return function(params, query, key, value)
+
+    wrapped = mh.wrap(of_query, params)
+    query, key, value = _INPUTS
+    inputs = {"query": query, "key": key, "value": value}
+    output, found = wrapped.look(inputs, ["*/weights", "*/heads"])
+    for name, value in found.items():
+        is_weights = name.endswith("weights")
+        assert value.shape[-3:] == (H, T, S) if is_weights else (T, H, D // H)
+    expected = function(params, *_INPUTS)
+    np.testing.assert_allclose(output.logits, expected, rtol=1e-5, atol=1e-5)
+    edited = wrapped.edited({"*/weights": jnp.zeros_like}).logits(inputs)
+    bias = np.broadcast_to(edited[:1, :1], edited.shape)
+    np.testing.assert_allclose(edited, bias, atol=1e-6)
+
+
+def test_parameters_that_are_known_are_no_keys_or_values():
+    w = [np.float32(x) for x in np.random.default_rng(0).standard_normal((5, D, D))]
+    for function in (
+        lambda w, x: jax.nn.softmax(x @ w[0]) @ w[1],  # a router, or a codebook
+        lambda w, x: jax.nn.softmax((x @ w[0]) @ (w[1] @ w[2])) @ (w[3] @ w[4]),
+    ):
+        assert not mh.wrap(function, w).sites(_INPUTS[0])
+
+
+def _over_channels(params, x):
+    """XCiT: channels attend to channels, so that positions are the size of queries."""
+    query, key, value = (
+        (x @ w).reshape(B, S, 4, -1).transpose(0, 2, 3, 1) for w in params[:3]
+    )
+    heads = jax.nn.softmax(query @ key.mT) @ value
+    return heads.transpose(0, 3, 1, 2).reshape(B, S, D) @ params[3]
+
+
+def _of_some_queries(params, x):
+    """Informer: the queries of the largest norms attend, the others get the mean."""
+    query, key, value = (
+        (x @ w).reshape(B, S, 4, -1).swapaxes(1, 2).reshape(B * 4, S, -1)
+        for w in params[:3]
+    )
+    _, top = jax.lax.top_k(jnp.square(query).sum(-1), T)
+    rows = np.arange(B * 4)[:, None]
+    heads = jax.nn.softmax(query[rows, top] @ key.mT) @ value
+    mean = jnp.broadcast_to(value.mean(1, keepdims=True), value.shape)
+    whole = mean.at[rows, top].set(heads).reshape(B, 4, S, -1).swapaxes(1, 2)
+    return whole.reshape(B, S, D) @ params[3]
+
+
+def _of_one_input(params, x):
+    """Batch and heads are folded before the function begins."""
+    return jax.nn.softmax(x @ x.mT) @ x
+
+
+@pytest.mark.parametrize(
+    ("function", "inputs", "shape", "is_assumed"),
+    [
+        (_over_channels, _INPUTS[1], (B, 4, D // 4, D // 4), True),
+        (_of_some_queries, _INPUTS[1], (B, 4, T, S), False),
+        (_of_one_input, _INPUTS[1], (B, 1, S, S), True),
+        (_of_one_input, _INPUTS[1].reshape(B, 4, S, -1), (B, 4, S, S), True),
+    ],
+)
+def test_heads_are_in_their_place_or_it_is_said_that_they_are_assumed(
+    function, inputs, shape, is_assumed
+):
+    params = [np.float32(x) for x in np.random.default_rng(0).normal(size=(4, D, D))]
+    found = mh.wrap(function, params).sites(inputs)
+    assert found["attention_0/weights"].shape == shape
+    assert ("Nothing tells the axis of heads of attention_0" in repr(found)) == (
+        is_assumed
+    )
+
+
+_JOINED = {
+    "of nothing": lambda x: jnp.concatenate([jnp.arange(3.0), jnp.arange(3.0)]),
+    "of random numbers": lambda x: jnp.stack(
+        [jax.random.normal(jax.random.key(i), (3,)) for i in range(2)]
+    ),
+    "gathers": lambda x: jnp.concatenate([x[0, 0, np.array([0, 1])]] * 2),
+    "stacks": lambda x: jnp.concatenate([jnp.stack([*x[0, :2]])] * 2),
+    "results of a loop": lambda x: jnp.concatenate(
+        [jax.lax.scan(lambda c, y: (c + y, c), x[0], x)[1]] * 2
+    ),
+    "products": lambda x: jnp.stack([x @ x[0].T, x @ x[1].T], -1),
+    "empty slices": lambda x: jnp.concatenate([x[:0], x[:0]]),
+    "the same slice": lambda x: jnp.concatenate([x[:1], x[:1]]),
+    "slices with steps": lambda x: jnp.stack([x[..., 0::2], x[..., 1::2]], -1),
+    "in another order": lambda x: jnp.concatenate(jnp.split(x, 2)[::-1]),
+}
+
+
+@pytest.mark.parametrize("join", _JOINED)
+def test_whatever_else_a_program_joins_its_attention_is_found(join):
+    case = CASES["plain"]()
+
+    def function(params, x, y):
+        return case.function(params, x, y), _JOINED[join](x)
+
+    edited = sites.edit(function, {"*/heads": jnp.zeros_like})(*case.arguments)
+    assert not edited[0].any()
+    np.testing.assert_array_equal(edited[1], _JOINED[join](case.inputs[0]))
 
 
 # --- Several attentions, and sites within sites
@@ -446,6 +609,43 @@ def test_a_softmax_of_another_form_is_told(name):
     assert advice not in repr(known)
     gradient = jax.grad(lambda *x: CASES["plain"]().function(*x).sum())
     assert advice not in repr(sites.sites(gradient, *_arguments()))
+
+
+def _mamba(w, x):
+    """Mamba-2 as one chunk, and the norm after it."""
+    query, key, value, gate = (x @ w for w in w)
+    decay = jnp.cumsum(-jax.nn.softplus(x @ w[0][:, 0]), 1)
+    decay = jnp.exp(decay[:, :, None] - decay[:, None]) * np.tri(x.shape[1])[None]
+    x = ((query @ key.mT) * decay) @ value * jax.nn.silu(gate)
+    return x * jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True)) @ w[0]
+
+
+def _xlstm(w, x):
+    """The matrix memory of xLSTM, in parallel, with its normalizer."""
+    query, key, value, _ = (x @ w for w in w)
+    forget = jnp.cumsum(jax.nn.log_sigmoid(x @ w[3][:, 0]), 1)
+    log = forget[:, :, None] - forget[:, None] + (x @ w[3][:, 1])[:, None]
+    largest = log.max(-1, keepdims=True)
+    decay = (query @ key.mT) * jnp.exp(log - largest)
+    total = jnp.maximum(jnp.abs(decay.sum(-1, keepdims=True)), jnp.exp(-largest))
+    return (decay / total) @ value
+
+
+def _with_gated_weights(w, x):
+    query, key, value, gate = (x @ w for w in w)
+    weights = jax.nn.softmax(query @ key.mT) * jax.nn.sigmoid(gate @ gate.mT)
+    return weights @ value
+
+
+@pytest.mark.parametrize(
+    ("function", "is_told"),
+    [(_mamba, False), (_xlstm, False), (_with_gated_weights, True)],
+)
+def test_only_a_softmax_is_told(function, is_told):
+    w = [np.float32(x) for x in np.random.default_rng(0).normal(size=(4, D, D))]
+    shown = repr(sites.sites(function, w, _INPUTS[1]))
+    assert ("It has a softmax that reaches" in shown) == is_told
+    assert "weights" not in shown
 
 
 _SEEN = np.tri(4, dtype=bool)[None]

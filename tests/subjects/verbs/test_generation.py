@@ -1,4 +1,6 @@
-"""Texts that a run writes: whole characters, room, batches, and scores."""
+"""Texts that a run or a function writes: ends, whole characters, room, batches."""
+
+import json
 
 import jax
 import jax.numpy as jnp
@@ -10,8 +12,9 @@ from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import answering, generation
+from mha_haiku.subjects.verbs import generation
 from mha_haiku.training.runs import folders
+from tests import pretrained
 
 TEXT = "aé b🙂 c\n" * 40
 T = 6
@@ -41,9 +44,9 @@ def writer(bench_of, tmp_path):
 
     def make(tokenizer="characters", positions="rotary", **fields):
         (tmp_path / "text").write_text(TEXT)
-        given = {"path": str(tmp_path / "text"), "tokenizer": tokenizer}
+        options = {"path": str(tmp_path / "text"), "tokenizer": tokenizer}
         return bench_of(
-            tasks.make("language_model", sequence_length=T, **given),
+            tasks.make("language_model", sequence_length=T, **options),
             task__name="language_model",
             model__family="causal",
             model__embedding__positions=positions,
@@ -60,62 +63,112 @@ def answerer(bench_of):
     return bench_of(task, model__family="encoder_decoder")
 
 
-def _job(subject, *prompts, strategy=None, **options):
-    strategy = strategy or decoding.Greedy()
-    return generation.job(subject, "prompt", prompts, strategy, **options)
+def _written(subject, count, seed=2):
+    return subject.generate("the cat", tokens=count, temperature=1.5, seed=seed)
 
 
-def _streamed(job):
-    tokens = []
-    parts = list(generation.stream(job, tokens))
-    return parts, generation.text_of(job, 0, tokens)
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_a_text_ends_at_each_end_token_of_a_folder(tmp_path, file):
+    pytest.importorskip("tokenizers")
+    folder = pretrained.llama(tmp_path / "model", text=pretrained.WORDS * 3)
+    free, subject = _written(mh.load(folder), 30), mh.load(folder)
+    encoder = subject.task.encoder
+    letters = {x for x in free[8:] if x.isascii()}  # of the second half of the text
+    tokens = range(encoder.num_tokens)
+    codes = set(map(ord, letters))
+    ends = [x for x in tokens if codes & set(encoder.piece(x))]
+    place = next(i for i, x in enumerate(free) if x in letters)
+    path = folder / file
+    contents = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(contents | {"eos_token_id": ends}))
+    ended = mh.load(folder)
+    text = _written(ended, 30)
+    assert len(letters) > 3 and text == free[:place] and len(free) > place
+    # The run that is made of it knows them, too.
+    copied = mh.subjects.imported_runs.write(folder, tmp_path / "run").task
+    assert copied.end_tokens == tuple(ends)
+    texts = ended.generate(["the cat", "a dog"], tokens=30, temperature=1.5, seed=2)
+    assert texts[0] == text and not letters & set(texts[1])
 
 
-def test_a_stream_never_shows_half_a_character(writer, monkeypatch):
+@pytest.mark.parametrize("ends", [[1.5], "</s>", [-1], {"a": 1}])
+def test_end_tokens_that_are_no_tokens_are_refused(tmp_path, ends):
+    pytest.importorskip("tokenizers")
+    folder = pretrained.llama(tmp_path / "model", text=pretrained.WORDS * 3)
+    contents = json.dumps({"eos_token_id": ends})
+    (folder / "generation_config.json").write_text(contents)
+    with pytest.raises(ConfigError, match="eos_token_id of .* must be an integer"):
+        mh.load(folder)
+
+
+def _counting(params, tokens):
+    return jax.nn.one_hot((tokens + 1) % 10, 10)
+
+
+class _Digits:
+    eos_token_id = 7
+
+    def encode(self, text):
+        return list(map(int, text))
+
+    def decode(self, tokens):
+        return "".join(map(str, tokens))
+
+
+def test_a_function_ends_at_each_end_token_and_writes_several_texts():
+    subject = mh.wrap(_counting, {}, _Digits())
+    texts = subject.generate(["2", "34"], tokens=9, temperature=0)
+    assert texts == ["3456", "56"]
+    codec = subject.codec._replace(end_tokens=(7, 5))
+    texts = subject.replace(codec=codec).generate(["2", "5"], temperature=0)
+    assert texts == ["34", "6"]
+
+
+def test_a_function_of_the_last_position_alone_writes():
+    last = mh.wrap(lambda params, x: _counting(params, x)[:, -1], {}, _Digits())
+    assert last.generate("12", tokens=3, temperature=0) == "345"
+
+
+@pytest.mark.parametrize("prompt", [5, [], ["a", 5], np.array([[1, 2]])])
+def test_a_prompt_is_a_text_or_texts(prompt):
+    with pytest.raises(TypeError, match="prompt must be a text or a list of texts"):
+        mh.wrap(_counting, {}, _Digits()).generate(prompt)
+
+
+def test_parts_of_a_stream_are_whole_characters(writer, monkeypatch):
     pytest.importorskip("tokenizers")
     subject = writer("bpe")
     text = "é🙂a\nüz"
     tokens = subject.task.encode(text)
-    monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:, None]))
-    parts, streamed = _streamed(_job(subject, "ab", tokens=len(tokens)))
-    assert len(parts) == len(tokens) + 1 and parts.count("") > 3
-    assert "".join(parts) == streamed.text == text
-    assert set("".join(parts)) == set(text)  # no part is replaced
-    # A text that ends inside of a character says so.
-    monkeypatch.setattr(decoding, "stream", lambda *_, **__: iter(tokens[:3, None]))
-    parts, streamed = _streamed(_job(subject, "ab"))
-    assert "".join(parts) == streamed.text == "é\N{REPLACEMENT CHARACTER}"
+    options = dict(seed=0, temperature=None, top_k=None, top_p=None)
+    for count, expected in ((len(tokens), text), (3, "é\N{REPLACEMENT CHARACTER}")):
+        rows = tokens[:count, None]
+        monkeypatch.setattr(decoding, "stream", lambda *_, r=rows, **__: iter(r))
+        parts = generation.stream(subject, ["ab"], tokens=len(tokens), **options)
+        parts = [part for (part,) in parts]
+        assert "".join(parts) == expected and len(parts) == count + 1
+        # A text that ends inside of a character says so, only at its end.
+        assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts[:-1])
 
 
 @pytest.mark.slow
-def test_a_text_is_the_same_streamed_and_written_beside_others(writer):
+def test_a_text_is_the_same_alone_and_beside_others(writer):
     subject = writer()
-    parts, alone = _streamed(_job(subject, "aé b", tokens=9))
-    assert "".join(parts) == alone.text
-    together = list(generation.write(_job(subject, "aé b", "c", tokens=9)))
-    assert [text.given for text in together] == ["aé b", "c"]
-    assert together[0].text == alone.text
-    np.testing.assert_array_equal(together[0].tokens, alone.tokens)
-    assert [len(text.tokens) for text in together] == [9, 9]
-    # A prompt is gone on with by the likeliest tokens.
-    row = np.concatenate([together[1].given_tokens, together[1].tokens])[None, :T]
-    run = subject
-    logits = run.model.apply(run.params, None, row, is_training=False).logits[0]
-    np.testing.assert_array_equal(logits[:-1].argmax(-1), row[0, 1:])
+    alone = subject.generate("aé b", tokens=9, temperature=0)
+    together = subject.generate(["aé b", "c"], tokens=9, temperature=0)
+    assert together[0] == alone and [len(text) for text in together] == [9, 9]
+    # A prompt is continued by the likeliest tokens.
+    row = subject.encode("c" + together[1])[None, :T]
+    logits = subject.model.apply(subject.params, None, row, is_training=False).logits
+    np.testing.assert_array_equal(logits[0, :-1].argmax(-1), row[0, 1:])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("batch", [1, 2])
-def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
-    writer, monkeypatch, batch
-):
-    monkeypatch.setattr(generation, "BATCH", batch)
+def test_sampled_texts_differ_by_place_and_seed_and_are_the_same_again(writer):
     subject = writer()
-    drawn = decoding.Sampled(20.0)
 
     def texts(seed):
-        job = _job(subject, "a", "a", strategy=drawn, tokens=20, seed=seed)
-        return [text.text for text in generation.write(job)]
+        return subject.generate(["a", "a"], temperature=20, tokens=20, seed=seed)
 
     first = texts(3)
     assert first[0] != first[1] and first == texts(3) and texts(4) != first
@@ -124,19 +177,20 @@ def test_drawn_texts_differ_by_place_and_seed_and_are_the_same_again(
 @pytest.mark.slow
 def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     subject = writer()
-    assert _job(subject, "abc", tokens=3).subject is subject
-    far = _job(subject, "abc", tokens=4)
-    assert models.windows(far.subject.config.model) == (T - 1,)
+    assert generation._with_room(subject, 3, 3) == (subject, 3)
+    far, _ = generation._with_room(subject, 3, 4)
+    assert models.windows(far.config.model) == (T - 1,)
     assert models.windows(subject.config.model) == (None,)
-    narrow = writer(model__attention__window=2)
-    assert models.windows(_job(narrow, "a").subject.config.model) == (2,)
+    narrow, _ = generation._with_room(writer(model__attention__window=2), 1, None)
+    assert models.windows(narrow.config.model) == (2,)
     # The last token's scores depend only on the T before it, in a model that has
     # learned one layer's worth of distances.
-    (text,) = generation.write(far._replace(tokens=8))
-    last = np.concatenate([text.given_tokens, text.tokens])[-T - 1 : -1]
-    run = subject
-    logits = run.model.apply(run.params, None, last[None], is_training=False).logits
-    assert logits[0, -1].argmax() == text.tokens[-1]
+    text = "abc" + subject.generate("abc", tokens=8, temperature=0)
+    row = subject.encode(text)
+    output = subject.model.apply(
+        subject.params, None, row[None, -T - 1 : -1], is_training=False
+    )
+    assert output.logits[0, -1].argmax() == row[-1]
 
 
 def _ablated_both_ways(subject, part, head):
@@ -155,7 +209,7 @@ def _ablated_both_ways(subject, part, head):
 def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
     whole, logits = writer(), []
     for subject in (*_ablated_both_ways(whole, 0, 1), whole):
-        run = _job(subject, "abc", tokens=12).subject
+        run, _ = generation._with_room(subject, 3, 12)
         assert models.windows(run.config.model) == (T - 1,)
         tokens = np.arange(12)[None] % 5
         output = run.model.apply(run.params, None, tokens, is_training=False)
@@ -169,44 +223,23 @@ def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
 def test_a_model_answers_without_any_of_its_heads(answerer, part):
     """A head of the encoder is computed once, before the first token."""
     answers = [
-        next(
-            generation.write(
-                generation.job(
-                    subject, "source", ["1 2 3"], decoding.Greedy(), tokens=5
-                )
-            )
-        ).text
+        subject.generate("1 2 3", tokens=5)
         for subject in _ablated_both_ways(answerer, part, 0)
     ]
     assert answers[0] == answers[1]
     name = {"encoder/layer_0/attention/hands": lambda x: x}
-    run = answerer
-    misspelled = answerer.replace(model=run.model.edited(name))
     with pytest.raises(ValueError, match="hands' names no site"):
-        list(
-            generation.write(
-                generation.job(misspelled, "source", ["1 2"], decoding.Greedy())
-            )
-        )
+        answerer.edited(name).generate("1 2")
 
 
 @pytest.mark.slow
 def test_positions_of_a_table_are_the_end_of_a_text(writer):
     subject = writer(positions="learned", model__embedding__max_length=10)
-    assert _job(subject, "abc").tokens == 7
-    assert len(next(generation.write(_job(subject, "abc"))).tokens) == 7
-    with pytest.raises(ConfigError, match="prompt of 3 .* 10 positions, .* 1 to 7"):
-        _job(subject, "abc", tokens=8)
+    assert len(subject.generate("abc")) == 7
+    with pytest.raises(ValueError, match="prompt of 3 .* 10 positions, .* 1 to 7"):
+        subject.generate("abc", tokens=8)
     with pytest.raises(ConfigError, match="prompt must be of at most 9 tokens"):
-        _job(subject, "a" * 10)
-
-
-class _Digits:
-    def encode(self, text):
-        return list(map(int, text))
-
-    def decode(self, tokens):
-        return "".join(map(str, tokens))
+        subject.generate("a" * 10)
 
 
 def test_a_function_writes_as_long_as_its_logits_are_finite():
@@ -216,6 +249,7 @@ def test_a_function_writes_as_long_as_its_logits_are_finite():
         return logits.at[..., 9].set(-jnp.inf)  # never written
 
     subject = mh.wrap(counting, np.ones(6, np.float32), _Digits())
+    subject = subject.replace(codec=subject.codec._replace(end_tokens=()))
     assert subject.generate("127", tokens=3, temperature=0) == "801"
     for tokens in (4, 32):
         with pytest.raises(ValueError, match=f"tokens .* got {tokens}: .* position 2"):
@@ -223,71 +257,23 @@ def test_a_function_writes_as_long_as_its_logits_are_finite():
 
 
 @pytest.mark.slow
-def test_batches_of_answers_are_those_of_single_sources(answerer, monkeypatch):
+def test_answers_in_a_batch_are_those_of_single_sources(answerer):
     sources = ["1 2 3", "4 0", "2 2 2 2", "0 1", "3 4 0"]
-    monkeypatch.setattr(generation, "BATCH", 2)
-
-    def answers(sources):
-        job = generation.job(answerer, "source", sources, decoding.Greedy())
-        return [
-            (text.given, text.text, text.is_ended) for text in generation.write(job)
-        ]
-
-    together = answers(sources)
-    assert [given for given, *_ in together] == sources
-    monkeypatch.setattr(generation, "BATCH", 1)
-    assert together == [answers([source])[0] for source in sources]
-
-
-@pytest.mark.slow
-def test_held_out_answers_are_scored_by_the_task(answerer, monkeypatch):
-    task = answerer.task
-    batch = answerer.examples(10)
-
-    def generated(model, params, prompts, *, source, **_):
-        targets = np.asarray(batch.targets).copy()
-        targets[wrong, 0] = (targets[wrong, 0] + 1) % task.num_tokens
-        tokens = np.concatenate([prompts, targets], axis=1)
-        np.testing.assert_array_equal(source, batch.inputs)
-        return decoding.Generated(tokens, np.full(10, tokens.shape[1]), np.zeros(10))
-
-    monkeypatch.setattr(decoding, "generate", generated)
-    for wrong in ([], [3], np.arange(10)):  # noqa: B007  (`generated` reads it)
-        score = answering.score(answerer, 10, decoding.Greedy())
-        for value, low, high in score.values.values():
-            assert 0 <= low <= value <= high <= 1
-    wrong = np.arange(1, 10, 2)
-    score = answering.score(answerer, 10, decoding.Greedy())
-    assert score.is_right.tolist() == [True, False] * 5
-    value, low, high = score.values["exact_match"]
-    # The table of Wilson's intervals has 23.7 and 76.3 percent of 5 in 10.
-    np.testing.assert_allclose([value, low, high], [0.5, 0.2366, 0.7634], atol=1e-4)
-    rate, low, high = score.values["token_error_rate"]
-    lengths = np.asarray(batch.lengths)
-    np.testing.assert_allclose(rate, 5 / lengths.sum())
-    assert low < rate < high
-    lines = score.text(shown=2).splitlines()
-    assert "wrong: 5" in lines and len(lines) == 12
-    assert lines[-1].endswith(f"({score.right[3]})")
-    source = batch.inputs[0][: lengths[0]].tolist()
-    shown = [" ".join(map(str, row)) for row in (source, source[::-1])]
-    assert f"  {shown[0]} -> {shown[1]}" in lines
+    together = answerer.generate(sources)
+    assert together == [answerer.generate(source) for source in sources]
+    assert not any("<end>" in text or text.startswith(" ") for text in together)
 
 
 @pytest.mark.parametrize(
-    ("flags", "strategy"),
+    ("kind", "options", "strategy"),
     [
-        ({"kind": "prompt"}, decoding.Sampled(0.8)),
-        ({"kind": "source"}, decoding.Greedy()),
-        ({"kind": "source", "top_k": 3}, decoding.Sampled(0.8, 3)),
-        ({"kind": "prompt", "temperature": 0}, decoding.Greedy()),
-        (
-            {"kind": "prompt", "top_p": 0.5, "temperature": 2},
-            decoding.Sampled(2.0, None, 0.5),
-        ),
-        ({"kind": "prompt", "beam": 3}, decoding.Beam(3, 0.0)),
-        ({"kind": "source", "beam": 1, "length_penalty": 0.6}, decoding.Beam(1, 0.6)),
+        ("prompt", {}, decoding.Sampled(0.8)),
+        ("source", {}, decoding.Sampled(0.0)),
+        ("source", {"top_k": 3}, decoding.Sampled(0.8, 3)),
+        ("prompt", {"temperature": 0}, decoding.Sampled(0.0)),
+        ("prompt", {"top_p": 0.5, "temperature": 2}, decoding.Sampled(2.0, None, 0.5)),
     ],
 )
-def test_flags_say_how_tokens_are_chosen(flags, strategy):
-    assert generation.strategy(**flags) == strategy
+def test_options_say_how_tokens_are_chosen(kind, options, strategy):
+    none = dict(temperature=None, top_k=None, top_p=None)
+    assert generation._strategy(kind, **none | options) == strategy

@@ -75,7 +75,7 @@ def test_checkpoints_of_the_user_are_not_replaced_by_a_written_run(
     "name",
     [
         *("data.npz", "tokenizer.json", "metrics.jsonl", "summary.json"),
-        *("samples.jsonl", "heads/timeline.jsonl", "lock.json"),
+        *("heads/timeline.jsonl", "lock.json"),
     ],
 )
 def test_files_of_the_user_are_not_replaced_by_a_new_run(

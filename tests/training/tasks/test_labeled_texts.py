@@ -106,12 +106,11 @@ def test_columns_are_found_by_their_names(content, expected, tmp_path):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("text\na\n", "path must have a column 'label', got .*first line is 'text'"),
-        ("good,pos\nbad,neg\n", "path must have a column 'text', got .*'good,pos'"),
-        ("text,label\na,x\n\nb,y\n", "a text and a label in each line.*in line 3"),
-        ("text,label\na,x\n ,y\n", "with an empty text or label in line 3"),
-        ("text,label\na,x\nb\n", "with 1 columns in line 3, of 2"),
-        ("text,label\na,x,y\n", "with 3 columns in line 2, of 2"),
+        ("text\na\n", "must have text and label in each line, .*'text': 'a'.* line 2"),
+        ("good,pos\nbad,neg\n", "must have text and label in .*{'good': 'bad'"),
+        ("text,label\na,x\n ,y\n", "with {'text': ' ', 'label': 'y'} in line 3"),
+        ("text,label\na,x\nb\n", "'label': None} in line 3"),
+        ("text,label\na,x,y\n", "'further columns': .'y'.} in line 2"),
         ('text,label\n"a,x\n', "path must be CSV or TSV, got .*: unexpected end"),
         ("text,label\n", "path must have texts, got .*: it has none"),
         ("\n \n", "path must have some text"),
@@ -136,14 +135,24 @@ def test_a_text_may_be_longer_than_the_limit_of_csv(separator, tmp_path):
     assert csv.field_size_limit() == limit
 
 
+def test_lines_of_json_have_texts_and_labels(tmp_path):
+    path = write(tmp_path / "a.jsonl", '{"label": 1, "text": "a"}\n{"text": "b"}\n')
+    with pytest.raises(ConfigError, match="text and label .*{'text': 'b'} in line 2"):
+        labeled_texts.read_table(path)
+    path = write(tmp_path / "a.jsonl", '{"label": 1, "text": "a"}\n[1]\n')
+    with pytest.raises(ConfigError, match=r"with {'line': '\[1\]'} in line 2"):
+        labeled_texts.read_table(path)
+    path = write(tmp_path / "a.jsonl", '{"label": 1, "text": " a\\n"}\n')
+    assert labeled_texts.read_table(path) == [("a", "1")]
+
+
 def test_missing_file_and_folder_are_refused(make, tmp_path):
     make()
     with pytest.raises(ConfigError, match="does not exist. Did you mean 'rows.csv'"):
         tasks.make("labeled_texts", path=str(tmp_path / "row.csv"))
-    with pytest.raises(ConfigError, match="must be a file, .* which is a folder"):
-        tasks.make("labeled_texts", path=str(tmp_path))
-    with pytest.raises(ConfigError, match="path must be given"):
-        tasks.make("labeled_texts")
+    for path in ("", str(tmp_path)):
+        with pytest.raises(ConfigError, match="must be a file of texts and labels"):
+            tasks.make("labeled_texts", path=path)
     for share in (0.0, 1e-9):
         with pytest.raises(ConfigError, match="must leave texts to both parts, got"):
             make(held_out_fraction=share)

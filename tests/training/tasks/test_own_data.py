@@ -13,7 +13,6 @@ import mha_haiku as mh
 from mha_haiku import runs, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import configuration, folders
-from mha_haiku.training.tasks import own_data
 from tests import docstring
 
 TOKENS = np.random.default_rng(0).integers(0, 7, (200, 9))
@@ -182,8 +181,8 @@ def test_what_does_not_fit_is_told_by_its_shape(given, message):
 
 @pytest.mark.slow
 def test_a_label_is_told_from_a_text_to_write():
-    assert tasks.from_examples(PARITY).name == "labels"
-    assert tasks.from_examples(SUMS).name == "labels"  # 23 sums of 144 pairs
+    assert tasks.from_examples(PARITY).name == "labeled_texts"
+    assert tasks.from_examples(SUMS).name == "labeled_texts"  # 23 sums of 144 pairs
     task = tasks.from_examples(SUMS, labels=False)
     assert task.name == "text_pairs"
     tasks.check("text_pairs", task)
@@ -197,16 +196,16 @@ def test_a_label_is_told_from_a_text_to_write():
 def test_labels_of_texts_keep_their_names():
     pairs = [(source, "odd" if odd else "even") for source, odd in PARITY]
     task = tasks.from_examples(pairs)
-    tasks.check("labels", task)
+    tasks.check("labeled_texts", task)
     assert [task.class_label(c) for c in range(2)] == ["even", "odd"]
     batch = _batch(task, task.train_data)
     for tokens, target, length in zip(
         batch.inputs, batch.targets, batch.lengths, strict=True
     ):
-        text = "".join(task.token_label(int(x)) for x in tokens[:length])
+        text = "".join(task.token_label(int(x)) for x in tokens[1:length])
         assert (text.replace("␣", " "), task.class_label(int(target))) in pairs
     np.testing.assert_array_equal(
-        task.encode("1 plus 2")[:1], task.encode("11 plus 2")[:1]
+        task.encode("1 plus 2")[:2], task.encode("11 plus 2")[:2]
     )
     with pytest.raises(ConfigError, match="at least 1 token"):
         task.encode("")
@@ -368,52 +367,67 @@ def test_an_error_of_our_own_is_not_the_users():
         tasks.check("Fails", Fails(), is_own=False)
 
 
-_HALF = {"held_out_fraction": 0.5}
-_ROWS = np.arange(72).reshape(12, 6) % 7
-_ARRAYS = tasks.from_arrays(_ROWS, lengths=[2, 3, 4, 6] * 3, **_HALF)
-_LABELS = tasks.from_arrays(np.float32(_ROWS[..., None]), [0, 1, 2] * 4, **_HALF)
-_PAIRS = tasks.from_examples(
-    [(f"a{i}", "b" * i) for i in range(1, 9)], labels=False, **_HALF
-)
+def _again(task, kept):
+    options = tasks.values(task)
+    return tasks.make(task.name, kept=kept, **options["task"], **options["data"])
+
+
+@pytest.mark.parametrize("tokenizer", ["characters", "bpe"])
+@pytest.mark.parametrize("labels", [True, False])
+def test_pairs_of_texts_are_made_again_of_what_a_run_keeps(tokenizer, labels):
+    pytest.importorskip("tokenizers")
+    lone = "\ud800" * (tokenizer == "characters")  # no text of other tokenizers
+    pairs = [(f"{text} 🙂\n{lone}", label) for text, label in SUMS]
+    task = tasks.from_examples(pairs, labels=labels, tokenizer=tokenizer)
+    kept = task.keep()
+    again = _again(task, kept)
+    assert again == task and again.keep().tokenizer == kept.tokenizer
+    for part in ("train_data", "held_out_data"):
+        mine, its = (jax.tree.leaves(getattr(x, part)) for x in (task, again))
+        jax.tree.map(np.testing.assert_array_equal, mine, its)
+    classes = range(task.num_classes)
+    assert [*map(again.class_label, classes)] == [*map(task.class_label, classes)]
+    name = next(iter(kept.arrays))
+    forged = kept._replace(arrays=kept.arrays | {name: kept.arrays[name][1:]})
+    with pytest.raises(ConfigError, match="data has changed"):
+        _ = _again(task, forged).train_data
+    with pytest.raises(ConfigError, match="given in Python"):
+        _again(task, None)
+
+
+def test_labels_of_texts_of_an_older_version_say_how_to_make_them_anew():
+    task = tasks.from_arrays(TOKENS, TOKENS[:, 0])
+    with pytest.raises(ConfigError, match=r"anew: mh.train\(mh.tasks.from_examples"):
+        _again(task, task.keep()._replace(tokenizer='{"labels": ["a", "b"]}'))
 
 
 @pytest.mark.parametrize(
-    ("task", "name", "change", "message"),
+    ("name", "head", "line"),
     [
-        (_ARRAYS, "targets", None, "data lacks targets"),
-        (_ARRAYS, "places", None, "data lacks places"),
-        (_ARRAYS, "places", lambda x: x + 1, r"places must be numbers \[N\] in"),
-        (_ARRAYS, "places", lambda x: x * np.nan, "places must be numbers"),
-        (_ARRAYS, "places", lambda x: x[:0], "places must be numbers"),
-        (_ARRAYS, "places", lambda x: x[:3], "inputs must be tokens of"),
-        (_ARRAYS, "inputs", lambda x: x[:, :3], "inputs must be tokens of"),
-        (_ARRAYS, "inputs", lambda x: x + 3, "inputs must be from 0 to 6"),
-        (_ARRAYS, "inputs", lambda x: x.astype(str), "inputs must be"),
-        (_ARRAYS, "inputs", lambda x: np.float32(x[..., None]), "inputs must be tok"),
-        (_ARRAYS, "targets", lambda x: x - 1, "targets must be from 0 to 6"),
-        (_ARRAYS, "targets", lambda x: x[:, 0], "targets must be integers"),
-        (_ARRAYS, "weights", lambda x: x[:, 0], "weights must be numbers shaped"),
-        (_ARRAYS, "weights", lambda x: x.astype(str), "weights must be numbers"),
-        (_ARRAYS, "weights", lambda x: x * np.nan, "weights must be finite"),
-        (_ARRAYS, "lengths", lambda x: x + 5, "lengths must be from 1 to 5"),
-        (_LABELS, "inputs", lambda x: x * np.inf, "inputs must be finite"),
-        (_LABELS, "targets", lambda x: x + 1, "targets must be from 0 to 2"),
-        (_PAIRS, "sources", lambda x: x + 100, "sources must be from 0 to"),
-        (_PAIRS, "sources", lambda x: x[0], "sources must be integers"),
-        (_PAIRS, "target_lengths", lambda x: x + 1, "target_lengths must be from 0"),
-        (_PAIRS, "source_lengths", lambda x: x[:2], "source_lengths must be integers"),
+        ("a.csv", "text,{}", '"{}",{}'),
+        ("a.tsv", "text\t{}", "{}\t{}"),
+        ("a.jsonl", "", '{{"text": "{}", "SECOND": "{}"}}'),
     ],
 )
-@pytest.mark.filterwarnings("ignore:invalid value")
-def test_data_of_a_run_is_checked_as_data_given_in_python(task, name, change, message):
-    kept = task.keep()
-    changed = dict(kept.arrays)
-    before = changed.pop(name)
-    if change is not None:
-        changed[name] = change(before)
-    forged = kept._replace(arrays=changed)
-    options = tasks.values(task)
-    given = {**options["task"], **options["data"], "sha256": own_data._sha256(forged)}
-    with pytest.raises(ConfigError, match=message):
-        tasks.make(task.name, kept=forged, **given)
-    assert tasks.make(task.name, kept=kept, **options["task"], **options["data"])
+@pytest.mark.parametrize("second", ["label", "target"])
+def test_a_table_makes_the_task_of_its_columns(tmp_path, name, head, line, second):
+    lines = [line.format(*pair).replace("SECOND", second) for pair in SUMS]
+    content = "\n".join([head.format(second)] * bool(head) + lines)
+    (tmp_path / name).write_text(content)
+    task = tasks.from_file(tmp_path / name, held_out_fraction=0.2)
+    wanted = {"label": "labeled_texts", "target": "text_pairs"}
+    assert task.name == wanted[second]
+    labels = second == "label"
+    other = tasks.from_examples(SUMS, labels=labels, held_out_fraction=0.2)
+    mine, its = (jax.tree.leaves(x.held_out_data)[1:] for x in (task, other))
+    assert len(mine[0]) == len(its[0]) > 10
+    if not labels:
+        jax.tree.map(np.testing.assert_array_equal, mine, its)
+
+
+def test_any_other_file_is_a_text(tmp_path):
+    (tmp_path / "a.txt").write_text("text,label\na,b\n" * 40)
+    task = tasks.from_file(tmp_path / "a.txt", sequence_length=5)
+    assert task == tasks.from_text(tmp_path / "a.txt", sequence_length=5)
+    with pytest.raises(ConfigError, match="does not exist"):
+        tasks.from_file("nowhere.csv")

@@ -1,9 +1,7 @@
 """Tokenizers of others: files, of every common kind."""
 
 import json
-import os
 import re
-from concurrent import futures
 
 import jax
 import numpy as np
@@ -71,9 +69,9 @@ def sentence_pieces() -> str:
 
 def byte_pairs() -> str:
     """One like GPT-2's, with an end of text that goes nowhere by itself."""
-    made = tokenization.BytePairs.train(TEXT, 280).tokenizer
+    made = tokenization.train_byte_pairs(TEXT, 280)._tokenizer
+    made.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
     made.add_special_tokens(["<|endoftext|>"])
-    made.decoder = tokenizers.decoders.ByteLevel()
     return made.to_str()
 
 
@@ -193,10 +191,11 @@ def test_pieces_join_to_the_text_and_to_names_of_special_tokens():
         assert joined.decode().removeprefix(" ") == text
         assert tokenizer.piece(tokens[-1]) == "🙂".encode()[-1:]
         assert tokenizer.piece(tokenizer.num_tokens) == b"<%d>" % tokenizer.num_tokens
-    assert tokenizer.piece(tokenizer.end) == b"<|endoftext|>"
+    (end,) = tokenizer.end_tokens
+    assert tokenizer.piece(end) == b"<|endoftext|>"
     words = tokenization.Pretrained(word_pieces())
     assert b"".join(map(words.piece, words.encode("cats.").tolist())) == b" cats."
-    assert words.end is None and words.piece(3) == b"[SEP]"
+    assert words.end_tokens == () and words.piece(3) == b"[SEP]"
 
 
 def test_a_part_that_no_token_stands_for_is_named():
@@ -262,13 +261,19 @@ def test_byte_pairs_without_a_decoder_encode_as_their_library(tmp_path, space):
 
 def test_byte_pairs_of_a_run_encode_by_lines_from_its_file(tmp_path):
     text = "a \ncat \n\nsat\r\n"
-    made = tokenization.BytePairs.train(text * 9, 280)
+    made = tokenization.train_byte_pairs(text * 9, 280)
     (path := tmp_path / "tokenizer.json").write_text(made.to_json())
-    tokens = made.encode(text)
-    assert tokens.tolist() != made.tokenizer.encode(text).ids
-    read = tokenization.read_file(path)
-    np.testing.assert_array_equal(read.encode(text), tokens)
-    assert read.decode(tokens) == text
+    lines = [made.encode(line) for line in text.splitlines(keepends=True)]
+    tokens = np.concatenate(lines)
+    content = json.loads(made.content)
+    before = content["pre_tokenizer"]["pretokenizers"][1]
+    # As mha_haiku 0.2 wrote it, which cut texts into lines apart.
+    old = json.dumps(content | {"pre_tokenizer": before, "decoder": None})
+    for read in (made, tokenization.read_file(path), tokenization.from_json(old)):
+        np.testing.assert_array_equal(read.encode(text), tokens)
+        assert read.decode(tokens) == text
+    whole = tokenization.Pretrained(old).encode(text)
+    assert whole.tolist() != tokens.tolist()
 
 
 @pytest.fixture
@@ -369,23 +374,10 @@ def test_files_that_are_no_tokenizers_are_refused(make, tmp_path):
     ],
     ids=lambda parts: next(iter(parts)),
 )
-def test_what_panics_in_rust_is_damaged_and_prints_nothing(parts, capfd):
+def test_what_panics_in_rust_is_damaged(parts):
     content = json.loads(pretrained.words().to_str()) | parts
     with pytest.raises(checks.ConfigError, match="is damaged"):
         tokenization.Pretrained(json.dumps(content))
-    assert capfd.readouterr().err == ""
-
-
-def test_threads_that_encode_leave_stderr_as_it_is():
-    tokenizer, before = tokenization.Pretrained(byte_pairs()), os.fstat(2).st_ino
-
-    def encode(_):
-        tokenizer.encode("the cat")
-        tokenization.Pretrained(tokenizer.content)
-
-    with futures.ThreadPoolExecutor(8) as pool:
-        list(pool.map(encode, range(100)))
-    assert os.fstat(2).st_ino == before
 
 
 def test_a_tokenizer_may_have_special_tokens_alone():

@@ -7,12 +7,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from mha_haiku import tasks
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import base, sampling
+from mha_haiku.training.tasks import sampling
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
@@ -101,17 +99,6 @@ def test_a_question_is_encoded_as_its_source(name, sampled):
 
 
 @every_task
-def test_right_answers_have_no_errors(name, sampled):
-    task, batch = make(name), first(sampled(make(name)), slice(20))
-    scores = task.score(list(batch.targets), batch)
-    assert scores == {"exact_match": 1, "token_error_rate": 0}
-    empty = task.score([[task.end_token]] * 20, batch)
-    assert empty == {"exact_match": 0, "token_error_rate": 1}
-    with pytest.raises(ValueError, match="answers must be as many as examples, 20"):
-        task.score([[1]], batch)
-
-
-@every_task
 def test_axes_that_devices_split_are_those_of_batch_and_positions(name, sampled):
     axes = sampled(make(name)).axes()
     assert axes == tasks.Example("BT", "BT", "BT", "B", "BT", "B")
@@ -126,51 +113,6 @@ def test_encoded_source_is_that_of_the_example_and_no_longer(name, sampled):
     long = separator.join([text] * (1 + task.sequence_length))
     with pytest.raises(checks.ConfigError, match="text must have at most"):
         task.encode(long)
-
-
-tokens = st.lists(st.integers(0, 3), max_size=5)
-
-
-@functools.cache
-def slow_distance(left, right):
-    if not left or not right:
-        return len(left) + len(right)
-    return min(
-        slow_distance(left[1:], right[1:]) + (left[0] != right[0]),
-        slow_distance(left[1:], right) + 1,
-        slow_distance(left, right[1:]) + 1,
-    )
-
-
-@given(tokens, tokens)
-def test_distance_is_the_fewest_edits(left, right):
-    expected = slow_distance(tuple(left), tuple(right))
-    assert base.edit_distance(left, right) == expected
-
-
-def test_distance_of_a_case_by_hand():
-    assert base.edit_distance("kitten", "sitting") == 3
-
-
-class SeveralRight(tasks.of_name("reverse_seq2seq")):
-    """A task with more than one right answer."""
-
-    def right_answers(self, example):
-        return [[1, 2, 3, 4], [2, 2, 2]]
-
-
-def test_answer_is_compared_with_the_nearest_right_one(sampled):
-    task = SeveralRight(max_length=5)
-    batch = first(sampled(task), slice(2))
-    scores = task.score([[1, 2], [1, 2, 3, 4]], batch)
-    assert scores == {"exact_match": 0.5, "token_error_rate": 2 / (3 + 4)}
-
-
-def test_right_answers_without_tokens_have_no_error_rate(sampled, monkeypatch):
-    monkeypatch.setattr(SeveralRight, "right_answers", lambda self, example: [[]])
-    task = SeveralRight(max_length=5)
-    scores = task.score([[1]], first(sampled(task), slice(1)))
-    assert np.isnan(scores["token_error_rate"])
 
 
 def test_share_that_is_held_out_is_as_asked_and_stays():

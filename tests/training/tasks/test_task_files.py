@@ -199,9 +199,9 @@ def test_no_command_executes_what_a_run_names(command, stranger, capsys):
     assert sorted(pathlib.Path().rglob("*")) == before
     told = capsys.readouterr().err
     flags_there = {option.name for option in commands.commands()[name].options}
-    if "trust_code" in flags_there and "--out=stranger" not in flags:
+    if "trust" in flags_there and "--out=stranger" not in flags:
         assert "would execute the file 'evil.py'" in told
-        assert "--trust_code" in told
+        assert "--trust" in told
 
 
 def test_every_command_that_opens_a_run_can_trust_it():
@@ -210,7 +210,7 @@ def test_every_command_that_opens_a_run_can_trust_it():
         name = path.stem
         if name not in ("import_model", "reproduce"):
             flags = {option.name for option in commands.commands()[name].options}
-            assert {"workdir", "trust_code"} <= flags and name in named
+            assert {"workdir", "trust"} <= flags and name in named
 
 
 @pytest.mark.slow
@@ -230,10 +230,10 @@ def test_the_file_of_a_run_is_found_from_another_working_directory(
     monkeypatch.setattr(task_files, "_loaded", {})
     with pytest.raises(ConfigError, match=r"would execute the file '/.*mine.py'"):
         runs.load_run(root)
-    assert runs.load_run(root, trust_code=True).task.name == "Step"
+    assert runs.load_run(root, trust=True).task.name == "Step"
     (root.parent / "mine.py").write_text(SOURCE + "\n")
     with pytest.raises(ConfigError, match="has changed"):
-        runs.load_run(root, trust_code=True)
+        runs.load_run(root, trust=True)
 
 
 @pytest.mark.parametrize(
@@ -263,23 +263,23 @@ def test_a_file_that_a_run_names_is_executed_where_the_caller_trusts_it(
     tiny_runs.write_untrained(stranger, config.replace(model=dict(model_size=8)))
     monkeypatch.setattr(task_files, "_loaded", {})
     pathlib.Path("mark").unlink()
-    with pytest.raises(ConfigError, match=r"trust_code=True\), or by --trust_code"):
+    with pytest.raises(ConfigError, match=r"trust=True\), or by --trust"):
         mh.load(stranger)
-    assert mh.load(stranger, trust_code=True).task.name == "Step"
+    assert mh.load(stranger, trust=True).task.name == "Step"
     assert pathlib.Path("mark").exists()
     assert runs.load_run(stranger).task.name == "Step"  # it is known now
     # What is trusted is this content of the file.
     pathlib.Path("evil.py").write_text("open('other', 'a').close()")
-    for trust_code in (False, True):
+    for trust in (False, True):
         with pytest.raises(ConfigError, match="has changed"):
-            mh.load(stranger, trust_code=trust_code)
+            mh.load(stranger, trust=trust)
     assert not pathlib.Path("other").exists()
 
 
 @pytest.mark.parametrize(
     "typed",
     [
-        ["--workdir=stranger", "--trust_code"],
+        ["--workdir=stranger", "--trust"],
         ["--workdir=stranger", "--config.task.name=evil.py:Step"],
         ["--workdir=stranger", "--config=evil_config.py"],
     ],

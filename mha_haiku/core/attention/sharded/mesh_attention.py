@@ -24,9 +24,10 @@ from jax import Array, lax
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, implementations, products
+from mha_haiku.core.attention.factors import Factors
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite
 from mha_haiku.core.attention.normalizers import LogSum
-from mha_haiku.core.attention.observation import Given, Observation, Sums, Tree
+from mha_haiku.core.attention.observation import Observation, SideArrays, Sums, Tree
 from mha_haiku.core.attention.sharded import shardings
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
@@ -38,16 +39,7 @@ _At = tuple[Array, Array]  # the numbers of a chunk of queries and of a chunk of
 
 @dataclasses.dataclass(frozen=True)
 class Sharded:
-    """Attention on a mesh of devices, for `attend(implementation=)` inside jit.
-
-    Example:
-      >>> grid = np.array(jax.devices()[:1]).reshape(1, 1, 1)
-      >>> mesh = jax.sharding.Mesh(grid, ("data", "sequence", "heads"))
-      >>> sharded = mh.attention.Sharded(mesh, "auto")
-      >>> attend = jax.jit(lambda *x: mh.attend(*x, implementation=sharded)[0])
-      >>> attend(*jax.random.normal(jax.random.key(0), (3, 1, 4, 2, 8))).shape
-      (1, 4, 2, 8)
-    """
+    """Attention on a mesh of devices, for `attend(implementation=)` inside jit."""
 
     mesh: jax.sharding.Mesh  # a mesh with the axes `data`, `heads` and `sequence`
     # The implementation on each device, as for `attend`; "auto", "blockwise" or a
@@ -147,7 +139,7 @@ def _backward(
     device_ring, specs = _ring_of(inputs, mesh), shardings.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
-    def local(inputs: Inputs, rows_grad: gradients.RowGradients) -> tuple:
+    def local(inputs: Inputs, rows_grad: gradients.RowGradients) -> gradients.Gradients:
         inputs = shardings.with_own_key(inputs, mesh)
         rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         rows_grad = gradients.RowGradients(
@@ -190,7 +182,7 @@ def _backward(
             shared_specs,
         )
         grads = device_ring.from_chunks((query_grad, *key_grads), batch_ndim)
-        return *grads, *shared_grads
+        return gradients.Gradients(*grads, *shared_grads)
 
     bias_spec = specs.weighting.bias if wants_bias else None
     shared_specs = bias_spec, specs.weighting.score
@@ -199,7 +191,7 @@ def _backward(
         local,
         mesh=mesh,
         in_specs=(specs, gradients.RowGradients(rows, logsumexp, logsumexp)),
-        out_specs=(rows, rows, rows, *shared_specs),
+        out_specs=gradients.Gradients(rows, rows, rows, *shared_specs),
         check_vma=False,
     )(inputs, rows_grad)
 
@@ -263,8 +255,8 @@ class RingFold:
     def __call__(
         self,
         observation: Observation,
-        factors: sweep.Factors,
-        given: Given,
+        factors: Factors,
+        arrays: SideArrays,
         sizes: sweep.Sizes,
     ) -> Sums:
         """Folds an observation over the tiles of a map."""
@@ -273,9 +265,10 @@ class RingFold:
         mask, num_devices = factors.weighting.mask, self.mesh.shape[shardings.AXIS]
         device_ring = shardings.Ring.of(mask, num_queries, num_keys, num_devices)
 
-        def local(factors: sweep.Factors, given: Given) -> Sums:
+        def local(factors: Factors, arrays: SideArrays) -> Sums:
             stay, go_round = device_ring.to_chunks(
-                ((factors.query, given.queries), (factors.key, given.keys)), batch_ndim
+                ((factors.query, arrays.queries), (factors.key, arrays.keys)),
+                batch_ndim,
             )
             log_sums = device_ring.to_chunks(factors.log_sum, batch_ndim + 1)
 
@@ -291,18 +284,18 @@ class RingFold:
                 key, of_keys = key
                 first = tiles.Origin(at[0] * query.shape[-3], at[1] * key.shape[-3])
                 weighting = factors.weighting.moved(first)
-                part = sweep.Factors(query, key, weighting, log_sum)
-                of_chunks = Given(of_queries, of_keys)
-                sums = fold.forward(observation, part, of_chunks, sizes, first)
+                part = Factors(query, key, weighting, log_sum)
+                chunk_arrays = SideArrays(of_queries, of_keys)
+                sums = fold.forward(observation, part, chunk_arrays, sizes, first)
                 return (
                     observation.merge(row_sums, sums.queries),
                     jax.tree.map(jnp.add, key_sums, sums.keys),
                     jax.tree.map(jnp.add, head_sums, sums.head),
                 )
 
-            nothing = _nothing(observation, log_sums.logsumexp, stay, go_round)
+            init = _init(observation, log_sums.logsumexp, stay, go_round)
             row_sums, key_sums, head_sums = device_ring.around(
-                meet, (stay, log_sums), go_round, *nothing
+                meet, (stay, log_sums), go_round, *init
             )
             # The axis of positions follows B... and H.
             row_sums, key_sums = device_ring.from_chunks(
@@ -323,7 +316,7 @@ class RingFold:
             return shardings.Spec(*(name if size > 1 else None for name, size in axes))
 
         whole = jax.eval_shape(
-            lambda *x: fold.forward(observation, *x, sizes), factors, given
+            lambda *x: fold.forward(observation, *x, sizes), factors, arrays
         )
         specs_of_sums = Sums(
             *(jax.tree.map(lambda _: rows_of_heads, sums) for sums in whole[:2]),
@@ -335,30 +328,30 @@ class RingFold:
             local,
             mesh=self.mesh,
             in_specs=(
-                sweep.Factors(rows, rows, weighting, log_sum),
-                jax.tree.map(spec, given),
+                Factors(rows, rows, weighting, log_sum),
+                jax.tree.map(spec, arrays),
             ),
             out_specs=specs_of_sums,
             check_vma=False,
-        )(factors, given)
+        )(factors, arrays)
 
 
-def _nothing(
+def _init(
     observation: Observation, logsumexp: Array, stay: tuple, go_round: tuple
 ) -> Sums:
     """Makes the initial sums `[C, B..., H, t, ...]` of chunks."""
     (_, of_queries), (key, of_keys) = stay, go_round
     *shape, num_queries = logsumexp.shape
-    given = jax.tree.map(
-        lambda x: x[(0,) * (len(shape) - 1)][:, 0], Given(of_queries, of_keys)
+    arrays = jax.tree.map(
+        lambda x: x[(0,) * (len(shape) - 1)][:, 0], SideArrays(of_queries, of_keys)
     )
-    nothing = observation.nothing(num_queries, key.shape[-3], given, logsumexp.dtype)
+    init = observation.init(num_queries, key.shape[-3], arrays, logsumexp.dtype)
 
     def all_of(tree: Tree, shape: list[int]) -> Tree:
         return jax.tree.map(lambda x: jnp.broadcast_to(x, (*shape, *x.shape)), tree)
 
     return Sums(
-        all_of(nothing.queries, shape),
-        all_of(nothing.keys, shape),
-        all_of(nothing.head, shape[1:]),
+        all_of(init.queries, shape),
+        all_of(init.keys, shape),
+        all_of(init.head, shape[1:]),
     )

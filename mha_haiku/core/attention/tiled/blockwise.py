@@ -11,7 +11,7 @@ Source: Rabe and Staats 2021, https://arxiv.org/abs/2112.05682; Dao et al. 2022
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,6 +20,7 @@ from jax import Array, lax
 
 from mha_haiku.core import checks, masks, tiles
 from mha_haiku.core.attention import dense, gradients, products, scores
+from mha_haiku.core.attention.factors import Factors, Start, key_head
 from mha_haiku.core.attention.inputs import Inputs, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.attention.tiled import sweep
@@ -30,14 +31,7 @@ Options = tuple[sweep.Sizes, float]
 
 @dataclasses.dataclass(frozen=True)
 class Blockwise:
-    """Attention with tiles of chosen sizes; None stands for what suits the platform.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 512, 2, 8))
-      >>> tiles = mh.attention.Blockwise(128, 128)
-      >>> mh.attend(query, key, value, implementation=tiles)[0].shape
-      (1, 512, 2, 8)
-    """
+    """Attention with tiles of chosen sizes; None stands for what suits the platform."""
 
     rows: int | None = None  # queries in a tile
     columns: int | None = None  # keys in a tile
@@ -92,7 +86,7 @@ def forward(inputs: Inputs, options: Options) -> tuple[Array, LogSum, tuple]:
         dropout = _dropout(inputs, dropout_rate, example, head)
 
         def add_tile(
-            rows: tiles.Span, columns: tiles.Span, seen_from: sweep.Start, sums: tuple
+            rows: tiles.Span, columns: tiles.Span, seen_from: Start, sums: tuple
         ):
             mixed, total, largest = sums
             tile = view.scores(rows, columns, seen_from)
@@ -145,15 +139,17 @@ def backward(
     rows_grad: gradients.RowGradients,
     wants_bias: bool,
     options: Options,
-) -> tuple:
-    """Computes the gradients of query, key, value, bias and score."""
+) -> gradients.Gradients:
+    """Computes the gradients, tile by tile."""
     del saved
     *batch_shape, num_heads, num_queries, num_keys = inputs.map_shape
     largest_sizes, dropout_rate = options
     sizes = largest_sizes.fitted(num_queries, num_keys)
     dtype = products.accumulation_dtype(inputs.query.dtype)
 
-    def head_gradients(example: tuple, head: Array, totals: tuple) -> tuple:
+    def head_gradients(
+        example: tuple, head: Array, totals: tuple
+    ) -> gradients.Gradients:
         del totals
         view, value = _view(inputs, example, head, nonfinite=0)
         dropout = _dropout(inputs, dropout_rate, example, head)
@@ -164,34 +160,33 @@ def backward(
             rows: tiles.Span,
             row_gradients: gradients.RowGradients,
             columns: tiles.Span,
-            seen_from: sweep.Start,
-            sums: tuple,
-        ):
-            tile = view.scores(rows, columns, seen_from)[None]
-            *arrays, score, scores_grad = gradients.tile_gradients(
+            seen_from: Start,
+            sums: gradients.Gradients,  # of a block of queries, and of all keys
+        ) -> gradients.Gradients:
+            tile = gradients.tile_gradients(
                 tiles.take(view.query, rows, 0)[:, None],
                 tiles.take(view.key, columns, 0)[:, None],
                 tiles.take(value, columns, 0)[:, None],
                 view.weighting.score,
-                tile,
+                view.scores(rows, columns, seen_from)[None],
                 None if dropout is None else dropout(rows, columns)[None],
                 row_gradients,
             )
-            query_grad, key_grad, value_grad, bias_grad, score_grad = sums
-            bias = view.weighting.bias
-            if wants_bias and bias is not None:
+            bias, bias_grad = view.weighting.bias, sums.bias
+            if bias_grad is not None:
                 at = view.weighting.origin.at(rows, columns)
-                bias_grad = bias.add_gradient(bias_grad, scores_grad, *at)
-            query, key, tile_value = (x[:, 0] for x in arrays)
-            return (
-                query_grad + query,
-                tiles.add(key_grad, key.T, columns.start, 1),
-                tiles.add(value_grad, tile_value.T, columns.start, 1),
+                bias_grad = bias.add_gradient(bias_grad, tile.scores, *at)
+            return gradients.Gradients(
+                sums.query + tile.query[:, 0],
+                tiles.add(sums.key, tile.key[:, 0].T, columns.start, 1),
+                tiles.add(sums.value, tile.value[:, 0].T, columns.start, 1),
                 bias_grad,
-                jax.tree.map(jnp.add, score_grad, score),
+                jax.tree.map(jnp.add, sums.score, tile.score),
             )
 
-        def add_block(rows: tiles.Span, fresh_from: int | Array, sums: Sequence):
+        def add_block(
+            rows: tiles.Span, fresh_from: int | Array, sums: gradients.Gradients
+        ) -> gradients.Gradients:
             row_gradients = gradients.RowGradients(
                 tiles.take(values_grad, rows, 0)[:, None],
                 tiles.take(shift, rows, 0)[None],
@@ -202,38 +197,39 @@ def backward(
                 row_gradients = row_gradients._replace(
                     logsumexp=jnp.where(fresh, row_gradients.logsumexp, jnp.inf)
                 )
-            query_grad, *sums = sums
-            part, *sums = sweep.over_keys(
+            block_query = jnp.zeros((rows.size, view.query.shape[-1]), dtype)
+            new = sweep.over_keys(
                 functools.partial(add_tile, rows, row_gradients),
-                (jnp.zeros((rows.size, view.query.shape[-1]), dtype), *sums),
+                sums._replace(query=block_query),
                 view.weighting,
                 rows,
                 num_keys,
                 sizes.columns,
             )
-            return tiles.add(query_grad, part, rows.start, 0), *sums
+            query_grad = tiles.add(sums.query, new.query, rows.start, 0)
+            return new._replace(query=query_grad)
 
         # Sums of keys as [K, S] and [V, S]: a tile's columns are then contiguous, and
         # sums over queries are made fastest.
-        sums = (
+        sums = gradients.Gradients(
             jnp.zeros(view.query.shape, dtype),
             jnp.zeros(view.key.shape[::-1], dtype),
             jnp.zeros(value.shape[::-1], dtype),
             *zeros(view.weighting, wants_bias),
         )
         sums = sweep.over_rows(add_block, sums, num_queries, sizes.rows)
-        query_grad, key_grad, value_grad, *head_grads = sums
-        head_grads = jax.tree.map(lambda x: x.squeeze(0), head_grads)
-        return query_grad, key_grad.T, value_grad.T, *head_grads
+        bias, score = jax.tree.map(lambda x: x.squeeze(0), (sums.bias, sums.score))
+        return gradients.Gradients(sums.query, sums.key.T, sums.value.T, bias, score)
 
     totals = (
         *(jnp.zeros(x.shape, dtype) for x in inputs[:3]),
         *zeros(inputs.weighting, wants_bias),
     )
-    axes = (1, 1, 1, 0, 0)
-    return sweep.summed_over_heads(
+    axes = (1, 1, 1, 0, 0)  # of heads, after B..., in the arrays of `Gradients`
+    sums = sweep.summed_over_heads(
         head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
     )
+    return gradients.Gradients(*sums)
 
 
 attend = gradients.differentiable(forward, backward)
@@ -249,19 +245,19 @@ def _view(inputs: Inputs, example: tuple, head: Array, *, nonfinite: float):
     # Nonfinite queries and keys become `nonfinite`: NaN, which reaches their own scores
     # alone, or 0. Values become 0, as the sums over keys would spread NaN to rows it is
     # masked for.
-    whole = sweep.Factors(inputs.query, inputs.key, inputs.weighting)
+    whole = Factors(inputs.query, inputs.key, inputs.weighting)
     view, num_heads = whole.head(example, head), inputs.query.shape[-2]
-    value = sweep.key_head(inputs.value, example, head, num_heads)
+    value = key_head(inputs.value, example, head, num_heads)
     if inputs.nonfinite is None:
         return view, value
     queries = tiles.at_batch(inputs.nonfinite.queries, example)[:, head, None]
     keys = inputs.nonfinite.keys[..., None]
-    keys = sweep.key_head(keys, example, head, num_heads)
+    keys = key_head(keys, example, head, num_heads)
     query, key = (
         jnp.where(is_nonfinite, nonfinite, x)
         for is_nonfinite, x in ((queries, view.query), (keys, view.key))
     )
-    return view._replace(query=query, key=key), jnp.where(keys, 0, value)
+    return dataclasses.replace(view, query=query, key=key), jnp.where(keys, 0, value)
 
 
 def _dropout(inputs: Any, rate: float, example: tuple, head: Array) -> Callable | None:

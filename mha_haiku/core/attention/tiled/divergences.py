@@ -3,43 +3,42 @@
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
 
+from mha_haiku.core.attention.factors import Factors
 from mha_haiku.core.attention.tiled import engine
-
-if TYPE_CHECKING:
-    from mha_haiku.core.attention.attention_map import AttentionMap
 
 # Weights compared at once, over all examples and heads; and keys.
 _SCORES_COMPARED, _KEYS_COMPARED = 2**18, 256
 
 
 @jax.jit
-def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
+def divergence(factors: Factors, other: Factors | None) -> Array:
     """Computes mean Jensen-Shannon divergences; see `AttentionMap.divergence`.
 
     The divergence of two rows is the entropy of their mean less their mean entropy. It
     needs the rows of all heads at once, so this is not a walk over single heads.
     """
-    maps = [asked] if other is None else [asked, other]
+    maps = [factors] if other is None else [factors, other]
     shapes = [(*map_.shape[:-3], *map_.shape[-2:]) for map_ in maps]
     if shapes[0] != shapes[-1]:
         raise ValueError(
             "maps that are compared must have the same batch axes, T and S; got "
             f"shapes {maps[0].shape} and {maps[1].shape}."
         )
-    *batch_shape, num_heads, num_queries, num_keys = asked.shape
+    *batch_shape, num_heads, num_queries, num_keys = factors.shape
     num_others = maps[-1].shape[-3]
-    zeros = jnp.zeros((*batch_shape, num_heads, num_others), asked.dtype)
+    dtype = factors.logsumexp.dtype
+    zeros = jnp.zeros((*batch_shape, num_heads, num_others), dtype)
     ours, theirs = _pairs_of_heads(num_heads, None if other is None else num_others)
     if not num_queries or not num_keys or not ours.size:
         return zeros
-    maps, counts = zip(*map(engine.counting, maps), strict=True)
+    maps, counts = zip(*map(engine.with_counted_rows, maps), strict=True)
     weighs = [(x > 0).astype(x.dtype) for x in counts]
     sees = [(x != 0).astype(x.dtype) for x in counts]  # NaN included
     width = min(num_keys, _KEYS_COMPARED)
@@ -78,11 +77,11 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
         at = jnp.minimum(rows, num_queries - 1)
         keys = jnp.minimum(columns, num_keys - 1)
         is_new = (rows < num_queries)[:, None] & (columns < num_keys)[None]
-        weights = [jnp.where(is_new, map_.tile(at, keys), 0) for map_ in maps]
+        weights = [jnp.where(is_new, map_.weights_at(at, keys), 0) for map_ in maps]
         return lax.cond(  # comparing pairs of heads costs more than all weights
             (weights[0] != 0).any() | (weights[-1] != 0).any(),
             compared,
-            lambda weights, counted: jnp.zeros(sums_shape, asked.dtype),
+            lambda weights, counted: jnp.zeros(sums_shape, dtype),
             weights,
             [jnp.take(x, at, -1) for x in weighs],
         )
@@ -90,7 +89,7 @@ def divergence(asked: "AttentionMap", other: "AttentionMap | None") -> Array:
     tops, lefts = jnp.arange(0, num_queries, height), jnp.arange(0, num_keys, width)
     starts = jnp.stack(jnp.meshgrid(tops, lefts), -1).reshape(-1, 2)
     sums_shape = len(ours), *batch_shape, ours.shape[1]
-    sums = jnp.zeros(sums_shape, asked.dtype)
+    sums = jnp.zeros(sums_shape, dtype)
     sums, _ = lax.scan(lambda sums, x: (sums + of_tile(x), None), sums, starts)
     sums = jnp.moveaxis(sums, 0, -2)
     total = zeros.at[..., ours, theirs].set(sums)

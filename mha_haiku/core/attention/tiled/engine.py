@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -17,13 +17,14 @@ from jax import Array, lax
 
 from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import products
+from mha_haiku.core.attention.factors import Factors
 from mha_haiku.core.attention.inputs import HIDDEN
 from mha_haiku.core.attention.observation import (
-    NOTHING_GIVEN,
-    Given,
+    NO_ARRAYS,
     HeadSums,
     Observation,
     RowSum,
+    SideArrays,
     Statistic,
     Sums,
     Tile,
@@ -34,10 +35,8 @@ from mha_haiku.core.attention.statistics import LARGEST, STATISTICS, Statistics
 from mha_haiku.core.attention.tiled import fold, sweep
 from mha_haiku.core.attention.tiled.grid import Grid
 
-if TYPE_CHECKING:
-    from mha_haiku.core.attention.attention_map import AttentionMap
-
 _Result = TypeVar("_Result")
+_Data = Array | np.ndarray
 
 
 def _compiled(
@@ -49,29 +48,26 @@ def _compiled(
         program = jax.jit(function, static_argnames=(*static, "sizes"))
 
         @functools.wraps(function)
-        def ask(asked: "AttentionMap", *arguments: Any, **options: Any) -> _Result:
-            asked.checked_origin()
-            scoring = asked.weighting.scoring()
-            asked = dataclasses.replace(asked, weighting=scoring, value=None)
-            return program(asked, *arguments, sizes=_sizes(asked), **options)
+        def call(factors: Factors, *arguments: Any, **options: Any) -> _Result:
+            return program(factors, *arguments, sizes=_sizes(factors), **options)
 
-        return ask
+        return call
 
     return decorate
 
 
-def _sizes(asked: "AttentionMap") -> sweep.Sizes:
+def _sizes(factors: Factors) -> sweep.Sizes:
     # Narrower than for attention itself, so that fewer tiles lie on the diagonal; two
     # heads are then taken together, as one would have too little work.
-    largest = 2**18 if math.prod(asked.shape[:-2]) > 1 else 2**19
+    largest = 2**18 if math.prod(factors.shape[:-2]) > 1 else 2**19
     backend = jax.default_backend()
-    return sweep.default_sizes(asked.shape, asked.weighting, backend, largest)
+    return sweep.default_sizes(factors.shape, factors.weighting, backend, largest)
 
 
-def counting(
-    asked: "AttentionMap", counted: Array | np.ndarray | None = None
-) -> tuple["AttentionMap", Array]:
-    """Builds a map whose rows can be summed over, and marks the rows that count.
+def with_counted_rows(
+    factors: Factors, counted: _Data | None = None
+) -> tuple[Factors, Array]:
+    """Gives rows that do not count weights of 0, and marks the rows that count.
 
     A sum over queries would spread NaN to the results of other rows, as 0 x NaN is NaN.
     So rows of NaN, and rows that do not count (`counted`, `[B..., T]`; by default all
@@ -79,31 +75,32 @@ def counting(
     1 for a row that counts, else 0, and NaN for a row of NaN, where the caller must set
     results to NaN.
     """
-    logsumexp, is_nan = asked.logsumexp, jnp.isnan(asked.logsumexp)
-    counts = jnp.where(is_nan, jnp.nan, asked.sees).astype(asked.dtype)
+    logsumexp = factors.logsumexp
+    sees = logsumexp != -jnp.inf
+    counts = jnp.where(jnp.isnan(logsumexp), jnp.nan, sees).astype(logsumexp.dtype)
     if counted is not None:
         counts = jnp.where(counted[..., None, :], counts, 0)
     has_weights = counts > 0
-    query = asked.query
-    if isinstance(asked.weighting.mask, masks.Full):
+    query = factors.query
+    if isinstance(factors.weighting.mask, masks.Full):
         # With other masks, NaN was already replaced by zeros.
         query = jnp.where(jnp.moveaxis(has_weights, -1, -2)[..., None], query, 0)
-    logsumexp = jnp.where(has_weights, logsumexp, -jnp.inf)
-    log_sum = asked.log_sum._replace(logsumexp=logsumexp)
-    return dataclasses.replace(asked, query=query, log_sum=log_sum), counts
+    factors = factors.with_log_sum(jnp.where(has_weights, logsumexp, -jnp.inf))
+    return dataclasses.replace(factors, query=query), counts
 
 
 def statistics(
-    asked: "AttentionMap",
+    factors: Factors,
+    *,
     pooled: tuple[int, int] | None,
     per_query: bool,
-    counted: Array | np.ndarray | None,
-    positions: Array | np.ndarray | None,
-    tokens: Array | np.ndarray | None,
-    key_tokens: Array | np.ndarray | None,
+    counted: _Data | None,
+    positions: _Data | None,
+    tokens: _Data | None,
+    key_tokens: _Data | None,
 ) -> Statistics:
     """Computes all statistics."""
-    *batch_shape, _, num_queries, num_keys = asked.shape
+    *batch_shape, _, num_queries, num_keys = factors.shape
     if key_tokens is not None and tokens is None:
         raise ValueError("key_tokens needs tokens, the tokens of the queries.")
     key_tokens = tokens if key_tokens is None else key_tokens
@@ -112,25 +109,25 @@ def statistics(
     _check_fits("positions", positions, keys_shape, jnp.bool_)
     _check_fits("tokens", tokens, queries_shape, jnp.integer)
     _check_fits("key_tokens", key_tokens, keys_shape, jnp.integer)
-    origin, ones = asked.checked_origin(), [1] * len(batch_shape)
+    origin, ones = factors.weighting.origin, [1] * len(batch_shape)
     # As the columns of tiles, which count from the first key.
     position = origin.rows(tiles.Span(0, num_queries)).array() - origin.key
-    first = jnp.broadcast_to(asked.weighting.mask.first_key(), batch_shape)
+    first = jnp.broadcast_to(factors.weighting.mask.first_key(), batch_shape)
     at_keys = origin.columns(tiles.Span(0, num_keys)).array().reshape(*ones, -1)
-    queries: dict[str, Array | np.ndarray] = {"position": position.reshape(*ones, -1)}
-    keys: dict[str, Array | np.ndarray] = {"is_first": at_keys == first[..., None]}
+    queries: dict[str, _Data] = {"position": position.reshape(*ones, -1)}
+    keys: dict[str, _Data] = {"is_first": at_keys == first[..., None]}
     if positions is not None:
         keys["positions"] = positions
     if tokens is not None and key_tokens is not None:
         queries["tokens"] = tokens
         keys |= {"tokens": key_tokens, "preceding": jnp.roll(key_tokens, 1, -1)}
+    arrays = SideArrays(queries, keys)
     return _statistics(
-        asked,
-        # The same in all heads.
-        jax.tree.map(lambda x: jnp.asarray(x)[..., None], Given(queries, keys)),
+        factors,
+        jax.tree.map(lambda x: jnp.asarray(x)[..., None], arrays),  # for all heads
         counted,
         registered=tuple(STATISTICS.values()),  # so that a new entry recompiles
-        grid=None if pooled is None else Grid.of(asked.shape, *pooled),
+        grid=None if pooled is None else Grid.of(factors.shape, *pooled),
         per_query=per_query,
     )
 
@@ -142,7 +139,9 @@ class _Observed(Observation):
     sums: tuple[RowSum, ...]
     grid: Grid | None
 
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
         zeros = jnp.zeros(num_queries, dtype)
         return Sums(
             tuple(
@@ -158,19 +157,20 @@ class _Observed(Observation):
         # into every sum, and computes them once per sum.
         tile = tile._replace(weights=lax.optimization_barrier(tile.weights))
         dtype = tile.weights.dtype
-        wanted = {column: None for x in self.sums for column in x.of_keys}
-        columns = [jnp.stack([f(tile).astype(dtype) for f in wanted], 1)]
+        # All sums that are linear in the weights are one matrix product.
+        of_keys = dict.fromkeys(f for row_sum in self.sums for f in row_sum.of_keys)
+        columns = [jnp.stack([f(tile).astype(dtype) for f in of_keys], 1)]
         if self.grid is not None:
             columns.append(self.grid.columns.membership(tile.columns, dtype))
         products = tile.weights @ jnp.concatenate(columns, 1)
-        product_of = {f: products[:, i] for i, f in enumerate(wanted)}
+        product_of = {f: products[:, i] for i, f in enumerate(of_keys)}
         parts = (
             row_sum.from_tile(tile, *(product_of[f] for f in row_sum.of_keys))
             for row_sum in self.sums
         )
         cells = sums.head
         if self.grid is not None:
-            cells = self.grid.add(cells, products[:, len(wanted) :], tile)
+            cells = self.grid.add(cells, products[:, len(of_keys) :], tile)
         # A sum, not a product with ones: the ones are shared by all heads, and where
         # two heads are taken together XLA would copy their tile to make it one product.
         received = tile.weights.sum(0)
@@ -185,9 +185,9 @@ class _Observed(Observation):
 
 @_compiled("registered", "grid", "per_query")
 def _statistics(
-    asked: "AttentionMap",
-    given: Given,
-    counted: Array | np.ndarray | None,
+    factors: Factors,
+    arrays: SideArrays,
+    counted: _Data | None,
     *,
     registered: tuple[Statistic, ...],
     grid: Grid | None,
@@ -195,24 +195,24 @@ def _statistics(
     sizes: sweep.Sizes,
 ) -> Statistics:
     """Computes the statistics of a map; without a `grid` there is no pooled map."""
-    num_queries, num_keys = asked.shape[-2:]
-    asked, counts = counting(asked, counted)
+    num_queries, num_keys = factors.shape[-2:]
+    factors, counts = with_counted_rows(factors, counted)
     has_weights, is_nan = counts > 0, jnp.isnan(counts)
     entries = [
         entry
         for entry in registered
         if entry.from_head is None
-        and (entry.needs is None or entry.needs in given.keys)
+        and (entry.needs is None or entry.needs in arrays.keys)
     ]
-    wanted = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
-    sums = fold.fold(_Observed(wanted, grid), asked, given, sizes)
+    observed = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
+    sums = fold.fold(_Observed(observed, grid), factors, arrays, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
     # Rows without weights may be NaN, which would spread to means and gradients. NaN of
     # counted rows is put back at the end, where it is not differentiated.
     rows = jax.tree.map(lambda x: jnp.where(has_weights, x, 0), sums.queries)
     received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
-    row_sums = dict(zip(wanted, rows, strict=True))
-    row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], asked, sizes)[..., 0]
+    row_sums = dict(zip(observed, rows, strict=True))
+    row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], factors, sizes)[..., 0]
 
     def finished(entry: Statistic) -> Array:
         by_query = entry.from_sums(*(row_sums[x] for x in entry.sums))
@@ -220,7 +220,7 @@ def _statistics(
         by_query = jnp.where(is_nan, jnp.nan, by_query)
         return entry.from_mean(by_query if per_query else by_query.sum(-1) / count)
 
-    mask, origin = asked.weighting.mask, asked.weighting.origin
+    mask, origin = factors.weighting.mask, factors.weighting.origin
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query, origin.key)
     head_sums = HeadSums(counts != 0, received, unseen)
     results = {
@@ -233,9 +233,7 @@ def _statistics(
     return Statistics(results, received, pooled)
 
 
-def _check_fits(
-    name: str, array: Array | np.ndarray | None, shape: tuple[int, ...], kind: type
-):
+def _check_fits(name: str, array: _Data | None, shape: tuple[int, ...], kind: type):
     kinds = {jnp.bool_: "booleans", jnp.integer: "integers"}
     if array is None:
         return
@@ -250,7 +248,9 @@ def _check_fits(
 class _Pooled(Observation):
     grid: Grid
 
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
         return Sums(head=self.grid.zeros(dtype))
 
     def add(self, tile: Tile, sums: Sums) -> Sums:
@@ -259,10 +259,10 @@ class _Pooled(Observation):
 
 
 def pooled(
-    asked: "AttentionMap", rows: int, columns: int, queries: slice, keys: slice
+    factors: Factors, rows: int, columns: int, queries: slice, keys: slice
 ) -> Array:
     """Computes the mean mass of each cell, `[B..., H, P, Q]`."""
-    num_queries, num_keys = asked.shape[-2:]
+    num_queries, num_keys = factors.shape[-2:]
     of_queries = _consecutive("queries", queries, num_queries)
     of_keys = _consecutive("keys", keys, num_keys)
     if (len(of_queries), len(of_keys)) != (num_queries, num_keys):
@@ -270,21 +270,19 @@ def pooled(
         # sharded.
         rows_of, columns_of = (slice(x.start, x.stop) for x in (of_queries, of_keys))
         first = tiles.Origin(of_queries.start, of_keys.start)
-        asked = dataclasses.replace(
-            asked,
-            query=asked.query[..., rows_of, :, :],
-            key=asked.key[..., columns_of, :, :],
-            log_sum=jax.tree.map(lambda x: x[..., rows_of], asked.log_sum),
-            weighting=asked.weighting.moved(first),
-            fold=None,
+        factors = Factors(
+            factors.query[..., rows_of, :, :],
+            factors.key[..., columns_of, :, :],
+            factors.weighting.moved(first),
+            jax.tree.map(lambda x: x[..., rows_of], factors.log_sum),
         )
-    return _pooled(asked, grid=Grid.of(asked.shape, rows, columns))
+    return _pooled(factors, grid=Grid.of(factors.shape, rows, columns))
 
 
 @_compiled("grid")
-def _pooled(asked: "AttentionMap", *, grid: Grid, sizes: sweep.Sizes) -> Array:
-    asked, counts = counting(asked)
-    sums = fold.fold(_Pooled(grid), asked, NOTHING_GIVEN, sizes)
+def _pooled(factors: Factors, *, grid: Grid, sizes: sweep.Sizes) -> Array:
+    factors, counts = with_counted_rows(factors)
+    sums = fold.fold(_Pooled(grid), factors, NO_ARRAYS, sizes)
     return grid.rows.mean(sums.head, counts)
 
 
@@ -292,7 +290,9 @@ def _pooled(asked: "AttentionMap", *, grid: Grid, sizes: sweep.Sizes) -> Array:
 class _Top(Observation):
     k: int
 
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
         shape = num_queries, self.k
         return Sums((jnp.full(shape, -jnp.inf, dtype), jnp.full(shape, -1, jnp.int32)))
 
@@ -310,98 +310,108 @@ class _Top(Observation):
 
 
 @_compiled("k")
-def top(asked: "AttentionMap", k: int, *, sizes: sweep.Sizes) -> Top:
+def top(factors: Factors, k: int, *, sizes: sweep.Sizes) -> Top:
     """Finds the k largest weights of each row; see `AttentionMap.top`."""
-    asked, counts = counting(asked)
-    weights, keys = _top(lax.stop_gradient(asked), k, sizes)
-    weights = _largest(weights, asked, sizes)
+    factors, counts = with_counted_rows(factors)
+    weights, keys = _top(lax.stop_gradient(factors), k, sizes)
+    weights = _largest(weights, factors, sizes)
     return Top(jnp.where(jnp.isnan(counts)[..., None], jnp.nan, weights), keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class _AtKeys(Observation):
-    """The weights of each query at its keys `given.queries`, `[T, k]`; 0 for -1."""
+    """The weights of each query at its keys `arrays.queries`, `[T, k]`; 0 for -1."""
 
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
-        return Sums(jnp.zeros(given.queries.shape, dtype))
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
+        return Sums(jnp.zeros(arrays.queries.shape, dtype))
 
     def add(self, tile: Tile, sums: Sums) -> Sums:
-        at = tile.given.queries - tile.columns.start
+        at = tile.arrays.queries - tile.columns.start
         is_here = (at >= 0) & (at < tile.columns.size)
         at = jnp.clip(at, 0, tile.columns.size - 1)
         here = jnp.where(is_here, jnp.take_along_axis(tile.weights, at, 1), 0)
         return sums._replace(queries=sums.queries + here)
 
 
-def _top(asked: "AttentionMap", k: int, sizes: sweep.Sizes) -> tuple[Array, Array]:
-    sums = fold.fold(_Top(k), asked, NOTHING_GIVEN, sizes)
+def _top(factors: Factors, k: int, sizes: sweep.Sizes) -> tuple[Array, Array]:
+    sums = fold.fold(_Top(k), factors, NO_ARRAYS, sizes)
     relative, keys = sums.queries
-    score = asked.weighting.score
+    score = factors.weighting.score
     is_hidden = score.log_weights(relative) < HIDDEN / 2
     return score.weights(relative), jnp.where(is_hidden, -1, keys)
 
 
-def _largest(weights: Array, asked: "AttentionMap", sizes: sweep.Sizes) -> Array:
-    """Gives the known k largest weights `[B..., H, T, k]` a gradient."""
+def _largest(weights: Array, factors: Factors, sizes: sweep.Sizes) -> Array:
+    """Gives the k largest weights `[B..., H, T, k]` a gradient."""
 
-    def at_keys(asked: "AttentionMap") -> Given:
-        _, keys = _top(asked, weights.shape[-1], sizes)
-        return Given(jnp.swapaxes(keys, -2, -3))
+    def keys_of(factors: Factors) -> SideArrays:
+        _, keys = _top(factors, weights.shape[-1], sizes)
+        return SideArrays(jnp.swapaxes(keys, -2, -3))
 
-    sums = Sums(weights)
-    return fold.known(sums, _AtKeys(), asked, at_keys, sizes).queries
+    sums = fold.with_gradient(Sums(weights), _AtKeys(), factors, keys_of, sizes)
+    return sums.queries
 
 
 @dataclasses.dataclass(frozen=True)
 class _Product(Observation):
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
-        return Sums(jnp.zeros((num_queries, given.keys.shape[-1]), dtype))
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
+        return Sums(jnp.zeros((num_queries, arrays.keys.shape[-1]), dtype))
 
     def add(self, tile: Tile, sums: Sums) -> Sums:
-        return sums._replace(queries=sums.queries + tile.weights @ tile.given.keys)
+        return sums._replace(queries=sums.queries + tile.weights @ tile.arrays.keys)
 
 
 @dataclasses.dataclass(frozen=True)
 class _TransposedProduct(Observation):
-    def nothing(self, num_queries: int, num_keys: int, given: Given, dtype: jnp.dtype):
-        size = given.queries.shape[-1]
+    def init(
+        self, num_queries: int, num_keys: int, arrays: SideArrays, dtype: jnp.dtype
+    ):
+        size = arrays.queries.shape[-1]
         return Sums(keys=jnp.zeros((num_keys, size), dtype))
 
     def add(self, tile: Tile, sums: Sums) -> Sums:
-        y = tile.given.queries[:, None]
+        y = tile.arrays.queries[:, None]
         part = products.mix_transposed(tile.weights[None], y, 1)[:, 0]
         return sums._replace(keys=sums.keys + part)
 
 
 @_compiled()
-def apply(asked: "AttentionMap", x: Array, *, sizes: sweep.Sizes) -> Array:
+def apply(factors: Factors, x: Array, *, sizes: sweep.Sizes) -> Array:
     """Multiplies the map by `x`; see `AttentionMap.apply`."""
-    x = _factor(asked.shape, x, axis=-1)
-    given = Given(keys=x.astype(asked.dtype))
-    sums = fold.fold(_Product(), asked, given, sizes)
+    x = _operand(factors.shape, x, axis=-1)
+    arrays = SideArrays(keys=x.astype(factors.logsumexp.dtype))
+    sums = fold.fold(_Product(), factors, arrays, sizes)
     return jnp.moveaxis(sums.queries, -3, -2)
 
 
 @_compiled()
-def apply_transposed(asked: "AttentionMap", y: Array, *, sizes: sweep.Sizes) -> Array:
+def apply_transposed(factors: Factors, y: Array, *, sizes: sweep.Sizes) -> Array:
     """Multiplies the transposed map by `y`; see `AttentionMap.apply_transposed`."""
-    y = _factor(asked.shape, y, axis=-2)
-    asked, counts = counting(asked)
-    given = Given(queries=y.astype(counts.dtype))
-    sums = fold.fold(_TransposedProduct(), asked, given, sizes)
+    y = _operand(factors.shape, y, axis=-2)
+    factors, counts = with_counted_rows(factors)
+    arrays = SideArrays(queries=y.astype(counts.dtype))
+    sums = fold.fold(_TransposedProduct(), factors, arrays, sizes)
     has_nan = jnp.isnan(counts).any(-1)[..., None, None]
     return jnp.moveaxis(jnp.where(has_nan, jnp.nan, sums.keys), -3, -2)
 
 
-@_compiled("observed")
+@_compiled("observation")
 def observe(
-    asked: "AttentionMap", observed: Observation, given: Given, *, sizes: sweep.Sizes
+    factors: Factors,
+    observation: Observation,
+    arrays: SideArrays,
+    *,
+    sizes: sweep.Sizes,
 ) -> Sums:
     """Runs an observation."""
-    return fold.fold(observed, asked, given, sizes)
+    return fold.fold(observation, factors, arrays, sizes)
 
 
-def _factor(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
+def _operand(map_shape: tuple[int, ...], x: Array, axis: int) -> Array:
     """Checks the array that multiplies a map along axis -1 (S) or -2 (T)."""
     x = jnp.asarray(x)
     *batch_shape, num_heads, _, _ = map_shape

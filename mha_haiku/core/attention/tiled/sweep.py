@@ -3,28 +3,24 @@
 Everything that reads a whole map without storing it is made of these loops:
 `over_heads` takes one head of one example at a time (on the CPU, where two-dimensional
 tiles are the fastest) or several, `over_rows` a block of its queries, `over_keys` a
-tile of the keys that the block may see. `Factors` give the scores of a tile. All tiles
-have the same size, so that one body is compiled for all: the last tile of a row or
-column starts earlier, and ignores its overlap with the one before.
+tile of the keys that the block may see. All tiles have the same size, so that one body
+is compiled for all: the last tile of a row or column starts earlier, and ignores its
+overlap with the one before.
 """
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mha_haiku.core import masks, tiles
+from mha_haiku.core import tiles
+from mha_haiku.core.attention.factors import Start
 from mha_haiku.core.attention.inputs import Weighting
-from mha_haiku.core.attention.normalizers import LogSum
-
-if TYPE_CHECKING:
-    from mha_haiku.core.attention.attention_map import AttentionMap
 
 _Integer = int | Array  # which may be traced
-Start = _Integer | None  # of the keys that are seen; see `Factors.scores`
 
 _MULTIPLE = 16  # tile sizes are multiples of it, to fill vector registers
 
@@ -40,56 +36,6 @@ _SCORES_ON_ACCELERATORS = 2**25
 # slower than one large tile at 8,192 positions and faster at 2,048.
 _SCORES_OF_A_STEP = 60_000
 _COST_OF_TOGETHER = 1.07
-
-
-class Factors(NamedTuple):
-    """The arrays that define a map; or one head of it, without axes B... and H."""
-
-    query: Array  # `[B..., T, H, K]`; of a head `[T, K]`
-    key: Array  # `[B..., S, G, K]`; of a head `[S, K]`
-    weighting: Weighting  # mask, bias, score and origin, aligned
-    # `[B..., H, T]`, -inf where every key is masked; of a head `[T]`. None if not known
-    # yet.
-    log_sum: LogSum | None = None
-
-    @classmethod
-    def of(cls, whole: "AttentionMap") -> "Factors":
-        return cls(whole.query, whole.key, whole.weighting, whole.log_sum)
-
-    def head(self, example: tuple, head: Array) -> "Factors":
-        """Selects one head of one example; the indices may be traced."""
-        whole, num_heads = self, self.query.shape[-2]
-        if not num_heads:
-            # A walk over no heads is traced all the same, for the shapes that it
-            # returns, and an axis of size 0 cannot be indexed.
-            def with_one_head(x: Array) -> Array:
-                return jnp.zeros([size or 1 for size in x.shape], x.dtype)
-
-            whole, num_heads = jax.tree.map(with_one_head, self), 1
-        query, key, weighting, log_sum = whole
-        log_sum = jax.tree.map(lambda x: tiles.at_batch(x, (*example, head)), log_sum)
-        return Factors(
-            tiles.at_batch(query, example)[:, head],
-            key_head(key, example, head, num_heads),
-            weighting.at_head(example, head),
-            log_sum,
-        )
-
-    def scores(self, rows: tiles.Span, columns: tiles.Span, seen_from: Start) -> Array:
-        """Computes the scores `[R, C]` of a tile of a head, -inf where masked.
-
-        Keys before the position `seen_from` are hidden as well. None means that the
-        mask is known to allow the whole tile.
-        """
-        query, key = tiles.take(self.query, rows, 0), tiles.take(self.key, columns, 0)
-        weighting = self.weighting
-        if seen_from is None:
-            weighting = weighting._replace(mask=masks.full())
-        at = weighting.origin.at(rows, columns)
-        tile = weighting.scores(query[:, None], key[:, None], *at)[0]
-        if seen_from is None or (isinstance(seen_from, int) and not seen_from):
-            return tile
-        return jnp.where(tiles.on_columns(columns) >= seen_from, tile, -jnp.inf)
 
 
 class Sizes(NamedTuple):
@@ -290,11 +236,6 @@ def over_keys(
 
     carry = _loop(open_first, open_last, lambda j, carry: at(j, None, carry), carry)
     return _loop(0, last - first - num_open, masked, carry)
-
-
-def key_head(key: Array, example: tuple, head: Array, num_heads: int) -> Array:
-    """Selects the `[S, K]` of `[B..., S, G, K]` that belong to a query head."""
-    return tiles.at_batch(key, example)[:, head // (num_heads // key.shape[-2])]
 
 
 def _keys(

@@ -14,8 +14,6 @@ ONE = np.ones([N], np.int32)
 TWO = np.ones([N, N], np.int32)
 SPECS = {
     "padding": (masks.padding(ONE, ONE), [("data",), ("data",)]),
-    "lengths": (masks.valid_lens(ONE), [("data", None)]),
-    "lengths per query": (masks.valid_lens(TWO), [("data", None)]),
     "segments": (masks.segments(TWO), [("data", None)] * 2),
     "one for all examples": (masks.segments(TWO[:1]), [(None, None)] * 2),
     "array": (masks.dense(np.ones([N, N, N], bool)), [("data", None, None, None)]),
