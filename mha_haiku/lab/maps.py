@@ -536,7 +536,7 @@ def map_set(
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
-    return with_why(whole, found.why) if only is None else whole
+    return with_why(whole, found.why) if found.why and only is None else whole
 
 
 def axis(
@@ -557,8 +557,6 @@ def axis(
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
     """Adds to the first example why its heads look where they do."""
-    if not why:
-        return shown
     cells, scores, pairs, terms = [], [], [], []
     for each in why:
         for part, own in each.scores.items():

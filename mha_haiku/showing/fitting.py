@@ -41,23 +41,23 @@ def fitted(
     Raises:
       ValueError: If not even the smallest cut fits.
     """
-    size = 0
-    for cut in _cuts(whole):
-        shown = cut_to(whole, cut, budget)
+    shown, cuts = whole, _cuts(whole)
+    while True:
         content = render(shown)
-        size = len(content.encode())
-        if size <= budget:
+        if (size := len(content.encode())) <= budget:
             return shown, content
+        if (cut := next(cuts, None)) is None:
+            break
+        shown = cut_to(whole, cut, budget)
     raise ValueError(f"budget must be at least {size:,} bytes here, got {budget:,}.")
 
 
 def _cuts(whole: Dossier) -> Iterator[Cut]:
-    """Yields ever smaller cuts, from all of a dossier to one small example.
+    """Yields ever smaller cuts of a dossier, down to one small example.
 
     After the rounding each has half of the cells along a side, or of the examples.
     """
     cut = Cut(_num_examples(whole))
-    yield cut
     for rounding in _ROUNDINGS:
         cut = cut._replace(rounding=rounding)
         yield cut
