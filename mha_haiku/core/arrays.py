@@ -1,11 +1,10 @@
-"""Files of arrays: safetensors, memory-mapped and read on demand.
+"""Files of arrays: safetensors, of which each array is read on demand.
 
 Only formats that hold nothing but numbers are read. A pickled file (`.bin`, `.pt`) runs
 its author's code when it is opened, and is rejected.
 """
 
-import errno
-import itertools
+import functools
 import json
 import math
 import os
@@ -13,40 +12,21 @@ import tokenize
 import zipfile
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
-import ml_dtypes
 import numpy as np
 
 from mha_haiku.core import checks
 
 PICKLED = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
-_DTYPES = {
-    "F64": np.float64,
-    "F32": np.float32,
-    "F16": np.float16,
-    "BF16": ml_dtypes.bfloat16,
-    "I64": np.int64,
-    "I32": np.int32,
-    "I16": np.int16,
-    "I8": np.int8,
-    "U64": np.uint64,
-    "U32": np.uint32,
-    "U16": np.uint16,
-    "U8": np.uint8,
-    "BOOL": np.bool_,
-}
 _NPY_HEADERS = {
     (1, 0): np.lib.format.read_array_header_1_0,
     (2, 0): np.lib.format.read_array_header_2_0,
 }
 METADATA = "__metadata__"  # reserved by safetensors in the header
-_MOST_BYTES = 2**27  # of a header; a larger number means damage
-# Bytes of a file per byte outside its holes; small files are not checked.
-_MOST_SPARSE, _LEAST_SPARSE = 16, 2**20
 _MOST_JSON = 2**28  # bytes of a JSON file; a larger file is damaged
 # Unpacked bytes per byte of an .npz file; small archives are not checked.
 _MOST_UNPACKED, _LEAST_UNPACKED = 100, 2**26
@@ -56,38 +36,40 @@ class Stored(NamedTuple):
     """An array in a file."""
 
     shape: tuple[int, ...]
-    # Returns the array, as a view of the file where the format allows.
     read: Callable[[], np.ndarray]
 
 
 def read_safetensors(path: Path) -> dict[str, Stored]:
     """Reads the arrays of a safetensors file, by name; rejects a damaged one."""
-    content = mapped(path)
-    start = 8 + int.from_bytes(content[:8].tobytes(), "little")
-    if not 8 < start <= min(len(content), _MOST_BYTES):
-        raise checks.ConfigError(
-            f"{path} is cut off or not a safetensors file: its {len(content)} bytes do "
-            "not hold its header."
-        )
+    import safetensors
+
     try:
-        pairs = json.loads(content[8:start].tobytes(), object_pairs_hook=list)
-        arrays = [_entry(name, **dict(x)) for name, x in pairs if name != METADATA]
-    except (ValueError, TypeError, RecursionError):
+        # The library takes the last of two arrays of one name.
+        with checks.regular_file(path).open("rb") as file:
+            opened = safetensors.safe_open(path, framework="numpy")
+            size = int.from_bytes(file.read(8), "little")
+            header = json.loads(file.read(size), object_pairs_hook=list)
+        check_names_once(path, [name for name, _ in header])
+        shapes = {name: opened.get_slice(name).get_shape() for name in opened.keys()}  # noqa: SIM118
+    except OSError as error:
+        reason = error.strerror or error
+        raise checks.ConfigError(f"{path} cannot be read: {reason}.") from None
+    except safetensors.SafetensorError as error:
         raise checks.ConfigError(
-            f"{path} is damaged: it has no header of a safetensors file."
+            f"{path} is damaged, cut off or not a safetensors file: {error}."
         ) from None
-    check_names_once(path, [name for name, *_ in arrays])
-    check_apart(path, [(first, last, name) for name, *_, first, last in arrays])
-    end = start + max((last for *_, last in arrays), default=0)
-    if end != len(content):
-        what = "is cut off" if end > len(content) else "is too long"
-        raise checks.ConfigError(
-            f"{path} {what}: its header describes {end} bytes, but it has "
-            f"{len(content)}."
-        )
+
+    def read(name: str) -> np.ndarray:
+        try:
+            return opened.get_tensor(name)
+        except (safetensors.SafetensorError, TypeError, ValueError) as error:
+            raise checks.ConfigError(
+                f"{path} has {name}, which NumPy cannot hold: {error}."
+            ) from None
+
     return {
-        name: _view(path, content[start:], name, kind, shape, first, last)
-        for name, kind, shape, first, last in arrays
+        name: Stored(tuple(shape), functools.partial(read, name))
+        for name, shape in shapes.items()
     }
 
 
@@ -207,7 +189,13 @@ def write_safetensors(path: Path | str, arrays: Mapping[str, Any]) -> None:
     import safetensors.numpy
 
     arrays = {name: np.asarray(x, order="C") for name, x in arrays.items()}
+    # The library makes files that only their owner can read; these have the umask's
+    # mode.
+    path = Path(path)
+    path.touch()
+    mode = path.stat().st_mode
     safetensors.numpy.save_file(arrays, path, metadata={"format": "pt"})
+    path.chmod(mode)
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -235,87 +223,3 @@ def check_names_once(path: Path, names: list[str]) -> None:
     doubled = [name for name, count in Counter(names).items() if count > 1]
     if doubled:
         raise checks.ConfigError(f"{path} repeats names: {checks.listed(doubled)}.")
-
-
-def mapped(path: Path) -> np.ndarray:
-    """Maps a file into memory, so that only the bytes in use are read."""
-    try:
-        with checks.regular_file(path).open("rb") as file:
-            content = np.memmap(file, np.uint8, "r").view(np.ndarray)
-            held = _bytes_held(file, len(content))
-    except ValueError:  # a file of size 0 cannot be mapped
-        raise checks.ConfigError(f"{path} is empty or cut off.") from None
-    except OSError as error:
-        raise checks.ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    # A truncated download, or a header that asks for more memory than there is.
-    if len(content) > max(_MOST_SPARSE * held, _LEAST_SPARSE):
-        raise checks.ConfigError(
-            f"{path} is cut off: of its {len(content)} bytes {held} are on the disk."
-        )
-    return content
-
-
-def _bytes_held(file: BinaryIO, size: int) -> int:
-    """Counts the bytes of a file outside its holes.
-
-    The number of its blocks would not do: a file system may compress them, and some
-    update the count only a while after writing.
-    """
-    held = place = 0
-    try:
-        while place < size:
-            first = os.lseek(file.fileno(), place, os.SEEK_DATA)
-            place = os.lseek(file.fileno(), first, os.SEEK_HOLE)
-            held += place - first
-    except (AttributeError, OSError) as error:
-        # ENXIO: a hole is at the end. Otherwise holes are not supported here.
-        return held if getattr(error, "errno", 0) == errno.ENXIO else size
-    return held
-
-
-def _entry(name: str, dtype: Any, shape: Any, data_offsets: Any) -> tuple:
-    first, last = data_offsets
-    for number in (*shape, first, last):
-        checks.non_negative_integer(name, number)
-    if not isinstance(dtype, str):
-        raise TypeError
-    return name, dtype, tuple(shape), first, last
-
-
-def check_apart(path: Path, spans: Iterable[tuple[int, int, str]]) -> None:
-    """Raises ConfigError if two arrays (first byte, last, name) share bytes."""
-    spans = sorted(span for span in spans if span[0] < span[1])
-    for (_, last, name), (first, _, other) in itertools.pairwise(spans):
-        if first < last:
-            raise checks.ConfigError(
-                f"{path} is damaged: {name} and {other} share bytes."
-            )
-
-
-def _view(
-    path: Path,
-    content: np.ndarray,
-    name: str,
-    kind: str,
-    shape: tuple[int, ...],
-    first: int,
-    last: int,
-) -> Stored:
-    dtype = np.dtype(_DTYPES.get(kind, np.uint8))
-    count, size = math.prod(shape), last - first
-    fits = count * dtype.itemsize == size if kind in _DTYPES else count <= 8 * size
-    if not fits:
-        raise checks.ConfigError(
-            f"{path} is damaged: {name} of {kind} {list(shape)} does not fit bytes "
-            f"{first} to {last}."
-        )
-
-    def read():
-        if kind not in _DTYPES:
-            raise checks.ConfigError(
-                f"{path} has {name} as {kind}, which is not supported; it must be one "
-                f"of {', '.join(_DTYPES)}."
-            )
-        return content[first:last].view(dtype).reshape(shape)
-
-    return Stored(shape, read)

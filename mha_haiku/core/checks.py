@@ -19,6 +19,7 @@ from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value shown in a message
 _LONGEST_PATH = 1000
+_PARTIAL = ".partial"  # the end of names of files that are being written
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
 _LONG_WORD = 6  # characters; in such a word one is easily omitted
 # A word, or text in quotes.
@@ -127,7 +128,7 @@ def write_file(
     """
     path = as_path(path)
     # With the process's id, so that two processes writing the same file do not mix.
-    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
+    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}{_PARTIAL}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -143,6 +144,11 @@ def write_file(
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return path
+
+
+def is_partial(name: str) -> bool:
+    """Checks whether a file is one that `write_file` had no time to rename."""
+    return name.startswith(".") and name.endswith(_PARTIAL)
 
 
 def choice(

@@ -1,11 +1,10 @@
 """Models and weights from elsewhere, and back.
 
-`load` reads models of other libraries, and `save` writes models that `transformers`
-opens. PyTorch modules are wrapped, see `torch_modules`.
+`load` reads models of other libraries. `save` writes them in the layout in which they
+came, and models made here in ours. PyTorch modules are wrapped, see `torch_modules`.
 """
 
-from mha_haiku.interop.families.vit import patches
 from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
 from mha_haiku.interop.saving import save
 
-__all__ = ["Imported", "Sizes", "load", "patches", "save", "sizes_of"]
+__all__ = ["Imported", "Sizes", "load", "save", "sizes_of"]

@@ -5,6 +5,7 @@ where in the file they are. Missing and superfluous arrays, and wrong shapes, ar
 that name the array.
 """
 
+import json
 import logging
 import math
 import os
@@ -30,7 +31,7 @@ class Imported(NamedTuple):
     """A model from elsewhere.
 
     Example:
-      >>> _ = mh.interop.save("my_model", config, params, family="mha_haiku")
+      >>> _ = mh.interop.save("my_model", config, params)
       >>> config, params, tokenizer, model = mh.interop.load("my_model")
       >>> model, tokenizer is None
       (Model(causal: 2 layers of 2 heads, model size 45, learned positions), True)
@@ -75,7 +76,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
       ValueError: If `dtype` is not floating-point.
 
     Example:
-      >>> folder = mh.interop.save("my_model", config, params, family="mha_haiku")
+      >>> folder = mh.interop.save("my_model", config, params)
       >>> imported = mh.interop.load(folder, dtype="bfloat16")
       >>> imported.params["logits"]["w"].dtype.name
       'bfloat16'
@@ -93,6 +94,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         stored = named(family, found)
         head = head_of(family, found.config, stored)
         config, sizes, theirs = read_fields(family, head, found.config, _count(stored))
+        config = config.replace(origin=_origin(found.config, head))
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
@@ -129,6 +131,13 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
 
 
 OWN = "mha_haiku"  # `model_type` of models that have no other layout
+FILES = "mha_haiku_files"  # a key of a written config.json: the names of its files
+
+
+def _origin(theirs: Mapping[str, Any], head: name_tables.OutputHead) -> str:
+    """Returns a config.json to save the model with, as text."""
+    theirs = {name: x for name, x in theirs.items() if name != FILES}
+    return json.dumps(theirs | {"architectures": [head.architecture]})
 
 
 def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
@@ -364,7 +373,9 @@ def _check_copies(
         if not is_tied:  # it is what transformers reads
             stored[of] = stored.pop(copy)
         elif of in stored:
-            if not np.array_equal(stored[copy].read(), stored[of].read()):
+            if stored[copy].shape != stored[of].shape or not np.array_equal(
+                stored[copy].read(), stored[of].read()
+            ):
                 raise checks.ConfigError(
                     f"{found.name} ties {copy} to {of} (tie_word_embeddings), but "
                     "their numbers differ."

@@ -172,9 +172,6 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
         ("bert", {"position_embedding_type": "relative_key"}, "position_embedding_ty"),
         ("llama", {"hidden_act": "relu"}, "hidden_act must be one of silu"),
         ("llama", {"rope_scaling": {"type": "dynamic", "factor": 2}}, "got 'dynamic'"),
-        ("vit", {"patch_size": [4, 2]}, "patch_size must be .* got 4 x 2"),
-        ("vit", {"patch_size": 9}, "patch_size must be .* 8 x 8, got 9 x 9"),
-        ("vit", {"image_size": [8, 8, 8]}, "image_size must be an integer or two"),
     ],
 )
 def test_settings_that_would_give_other_numbers_are_refused(case, change, message):
@@ -196,7 +193,6 @@ def test_settings_that_would_give_other_numbers_are_refused(case, change, messag
         ("qwen2", {"rms_norm_eps": None}, {"rms_norm_eps": 1e-6}),
         ("bert_classes", {"num_labels": 3}, {"id2label": {"0": "", "1": "", "2": ""}}),
         ("bert_classes", {"id2label": None}, {"id2label": {"0": "no", "1": "yes"}}),
-        ("vit", {"image_size": [8, 8], "patch_size": [4, 4]}, {}),
     ],
 )
 def test_words_mean_what_they_mean_in_transformers(case, change, same):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import mha_haiku as mh
 from mha_haiku.core.checks import ConfigError
@@ -25,7 +26,7 @@ if importlib.util.find_spec("torchax") is None:
 from mha_haiku.interop import torch_modules  # noqa: E402
 from tests import everyday  # noqa: E402
 from tests.interop import torch_families  # noqa: E402
-from tests.interop.torch_families import CASES, B, H, S  # noqa: E402
+from tests.interop.torch_families import CASES, B, D, H, S  # noqa: E402
 
 # Theirs.
 pytestmark = [
@@ -582,16 +583,18 @@ def test_features_go_where_a_model_takes_them():
 
 
 @pytest.mark.slow
-def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
-    case = CASES["whisper"]
+@pytest.mark.parametrize("name", ["whisper", "vit"])
+def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(name, tmp_path):
+    case = CASES[name]
     model = torch_families.make(case)
     model.save_pretrained(tmp_path)
     subject = mh.load(tmp_path)
-    assert "WhisperForConditionalGeneration of PyTorch" in repr(subject)
-    given = case.inputs()
-    close(subject.logits(given), by_torch(model, given)[0])
-    source, target = given["input_features"], given["decoder_input_ids"]
-    assert subject.logits((source, target)).shape[:2] == target.shape
+    assert f"{case.model} of PyTorch" in repr(subject)
+    inputs = case.inputs()
+    close(subject.logits(inputs), by_torch(model, inputs)[0])
+    if name == "whisper":
+        source, target = inputs["input_features"], inputs["decoder_input_ids"]
+        assert subject.logits((source, target)).shape[:2] == target.shape
     with pytest.raises(ValueError, match="step must be None"):
         mh.load(tmp_path, step=3)
 
@@ -633,9 +636,119 @@ def test_refusals_of_folders(tmp_path, monkeypatch):
     config.write_text(text.replace('"t5"', '"t55"'))
     with pytest.raises(ConfigError, match="t55.*\n?.*Nor does transformers"):
         mh.load(tmp_path)
-    config.write_text(text.replace('"d_ff": 20', '"d_ff": 21'))
+    config.write_text(text.replace('"d_ff": 20', '"d_ff": "x"'))
     with pytest.raises(ConfigError, match="could not be read by transformers"):
         mh.load(tmp_path)
+
+
+@pytest.fixture
+def gptj(tmp_path):
+    """A function that changes the saved GPT-J: its arrays, its config.json."""
+    torch_families.make(CASES["gptj"]).save_pretrained(tmp_path)
+
+    def change(arrays_of=lambda arrays: None, **config):
+        weights, file = tmp_path / "model.safetensors", tmp_path / "config.json"
+        arrays = safetensors.numpy.load_file(weights)
+        arrays_of(arrays)
+        safetensors.numpy.save_file(arrays, weights, metadata={"format": "pt"})
+        file.write_text(json.dumps(json.loads(file.read_text()) | config))
+        return tmp_path
+
+    return change
+
+
+_QUERY = "transformer.h.0.attn.q_proj.weight"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x: x.pop(_QUERY), f"\nit lacks {_QUERY}"),
+        (lambda x: x.pop("lm_head.bias"), "\nit lacks lm_head.bias"),
+        (
+            lambda x: x.update({_QUERY: np.ones((D, D - 1), "f4")}),
+            rf"{_QUERY} of shape \(24, 23\); the model .* needs \(24, 24\)",
+        ),
+        (
+            lambda x: x.update({"transformer.h.0.attn.q_norm.weight": np.ones(D)}),
+            "\nit also has transformer.h.0.attn.q_norm.weight",
+        ),
+        (  # of a deeper model
+            lambda x: x.update({"transformer.h.2.ln_1.bias": np.ones(D)}),
+            "\nit also has transformer.h.2.ln_1.bias",
+        ),
+    ],
+)
+def test_arrays_that_do_not_fit_a_model_of_transformers_are_named(
+    gptj, change, message
+):
+    folder = gptj(change)
+    with pytest.raises(ConfigError, match=message) as caught:
+        mh.load(folder)
+    assert str(caught.value).count("\n") < 2
+
+
+def test_arrays_of_other_heads_and_constants_are_left_out(gptj, caplog):
+    wanted = mh.load(gptj()).params
+    extra = {"score.weight": np.ones(D), "transformer.h.0.attn.bias": np.ones(3, bool)}
+    found = mh.load(gptj(lambda x: x.update(extra))).params
+    jax.tree.map(np.testing.assert_array_equal, found, wanted)
+    assert "GPTJForCausalLM leaves out score.weight." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "names",
+    [
+        ["MyGPTJ"],
+        None,
+        [],
+        ["AutoTokenizer"],
+        ["AutoModel"],
+        ["GPT2LMHeadModel"],
+        ["GPTJConfig"],
+        "GPTJ",
+        [5],
+    ],
+)
+def test_a_class_that_is_none_of_the_model_is_refused(gptj, names):
+    folder = gptj(architectures=names)
+    wanted = "architectures must be one of .*GPTJForCausalLM, .*; got"
+    with pytest.raises(ConfigError, match=wanted):
+        mh.load(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["attn_implementation", "_attn_implementation", "_experts_implementation_internal"],
+)
+def test_a_config_loads_no_code_from_the_hub(gptj, name, monkeypatch):
+    from transformers import modeling_utils
+
+    def fail(*_, **options):
+        raise AssertionError("code is loaded")
+
+    monkeypatch.setattr(modeling_utils, "lazy_import_flash_attention", fail)
+    subject = mh.load(gptj(**{name: "owner/name"}))
+    assert subject.logits(CASES["gptj"].inputs()).shape == (B, S, 31)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tokenizer.json", "{"),
+        ("tokenizer.json", "{}"),
+        ("tokenizer.json", "[" * 100_000),
+        ("tokenizer.json", '{"model": {"type": "BPE", "vocab": 5}}'),
+        ("tokenizer_config.json", "5"),
+        ("tokenizer_config.json", '{"tokenizer_class": ["x"]}'),
+    ],
+)
+def test_a_damaged_tokenizer_is_one_error(gptj, name, text):
+    folder = gptj()
+    (folder / name).write_text(text)
+    with pytest.raises(ConfigError, match="the tokenizer in .* is damaged") as caught:
+        mh.load(folder)
+    assert "\n" not in str(caught.value)
 
 
 def test_missing_torchax_is_named(monkeypatch):

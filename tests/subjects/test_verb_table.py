@@ -152,9 +152,7 @@ CALLS = {
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
     "rollout": lambda s, x, y, n, out: s.rollout(x),
-    "save": lambda s, x, y, n, out: s.save(
-        out, **({} if s.config is None else {"family": "mha_haiku"})
-    ),
+    "save": lambda s, x, y, n, out: s.save(out),
     "show": lambda s, x, y, n, out: s.show(x),
     "sites": lambda s, x, y, n, out: s.sites(x),
     "statistics": lambda s, x, y, n, out: s.statistics(n),

@@ -60,14 +60,6 @@ def _window(name: str, value: Any) -> Any:
     return value
 
 
-def _image(name: str, value: Any) -> Any:
-    if not isinstance(value, tuple) or len(value) != 4:
-        raise checks.ConfigError(f"{name} must be a list of 4 integers, got {value!r}.")
-    for i, size in enumerate(value):
-        checks.positive_integer(f"{name}[{i}]", size)
-    return value
-
-
 def _sinks(name: str, value: Any) -> Any:
     try:
         return value if value == "learned" else checks.number(name, value)
@@ -131,12 +123,6 @@ class EmbeddingConfig(Section, path="config.model.embedding"):
         "radians per position of rotary pairs, a list of key_size / 2, or a list "
         "of such lists for each layer; by default rotary_period determines them",
         _frequencies,
-    )
-    image: tuple[int, ...] | None = field(
-        None,
-        "if the inputs are patches of images: a list of channels, height, width and "
-        "patch size",
-        _image,
     )
 
 
@@ -348,6 +334,11 @@ class ModelConfig(Section, path="config.model"):
         False,
         "whether all layers are one compiled loop, with stacked parameters: "
         "shorter compilation",
+    )
+    origin: str = field(
+        "",
+        "the config.json of transformers that the model was loaded with, which save "
+        "writes again; empty for a model made here",
     )
     embedding: EmbeddingConfig = EmbeddingConfig()
     attention: AttentionConfig = AttentionConfig()

@@ -167,8 +167,8 @@ def build(
         config's.
 
     Raises:
-      ConfigError: If fields do not fit each other, tied logits lack a token for a
-        class, or patches of images have another number of features.
+      ConfigError: If fields do not fit each other, or tied logits lack a token for a
+        class.
     """
     consistency.check(config)
     is_tied_to_inputs = config.output.tied and config.family != "encoder_decoder"
@@ -177,13 +177,6 @@ def build(
             "config.model.output.tied needs inputs that are tokens, and a token for "
             f"each of the {num_classes} classes, got {num_tokens or 'no'} tokens."
         )
-    if config.embedding.image is not None:
-        channels, *_, patch = config.embedding.image
-        if feature_size != channels * patch**2:
-            raise checks.ConfigError(
-                f"config.model.embedding.image = {config.embedding.image} needs inputs "
-                f"of {channels * patch**2} features, got {feature_size or 'tokens'}."
-            )
     make = functools.partial(
         _functions,
         config,

@@ -1,6 +1,6 @@
 """Families of models of other libraries, with a table of names per family."""
 
-from mha_haiku.interop.families import bert, gpt2, gpt_neox, llama, vit
+from mha_haiku.interop.families import bert, gpt2, gpt_neox, llama
 
 FAMILIES = {
     family.name: family
@@ -11,6 +11,5 @@ FAMILIES = {
         gpt2.GPT2,
         *llama.ALL,
         gpt_neox.GPT_NEOX,
-        vit.VIT,
     )
 }

@@ -48,14 +48,12 @@ GPT2 = name_tables.Family(
             lambda theirs: {
                 "feed_forward.hidden_size": theirs["n_inner"] or 4 * theirs["n_embd"]
             },
-            lambda ours: {"n_inner": ours["feed_forward.hidden_size"]},
             {"n_inner": name_tables.key(None, fields.integer(1, 2**22), int | None)},
         ),
         rules.activation("activation_function", "gelu_new"),
         name_tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
         name_tables.Rule(
             _scale,
-            lambda ours: {"scale_attn_weights": ours["attention.scale"] != 1.0},
             {
                 "scale_attn_weights": name_tables.key(True, kind=bool),
                 "scale_attn_by_inverse_layer_idx": name_tables.key(False, kind=bool),

@@ -103,13 +103,9 @@ _SCALE_LESS_ONE = name_tables.each(
 )
 _EMBEDDING_SCALE = name_tables.Rule(
     lambda theirs: {"embedding.scale": math.sqrt(theirs["hidden_size"])},
-    lambda ours: {},
 )
 _QUERY_SCALE = name_tables.Rule(
     lambda theirs: {"attention.scale": theirs["query_pre_attn_scalar"] ** -0.5},
-    lambda ours: {
-        "query_pre_attn_scalar": max(1, round(ours["attention.scale"] ** -2))
-    },
     {"query_pre_attn_scalar": name_tables.key(256, checks.positive_number)},
 )
 _GATE = rules.activation("hidden_act", "silu", rules.GATED_ACTIVATIONS)

@@ -1,8 +1,8 @@
-"""Families of models: a table of names, in both directions.
+"""Families of models: a table of names.
 
 A `Family` maps the fields of a `config.json` to the fields of `config.model`, and its
-arrays to our parameters. `load` reads the table forwards, `save` backwards; a row that
-does not apply (a bias that a model lacks) is left out, as the model itself declares its
+arrays to our parameters. `save` renames parameters back to arrays. A row that does not
+apply (a bias that a model lacks) is left out, as the model itself declares its
 parameters.
 
 Settings and rules declare the keys that they read. They get the result of `checked`, in
@@ -153,32 +153,13 @@ class Setting(NamedTuple):
         value = theirs[self.theirs]
         return {self.ours: value if self.names is None else self.names[value]}
 
-    def write(self, ours: Mapping[str, Any]) -> dict[str, Any]:
-        value = ours[self.ours]
-        if self.names is not None:
-            pairs = reversed(list(self.names.items()))
-            backwards = {ours: theirs for theirs, ours in pairs}
-            if value not in backwards:
-                raise CannotSayError(f"{self.ours} = {value!r}")
-            value = backwards[value]
-        return {self.theirs: value}
-
 
 class Rule(NamedTuple):
     """Several fields that belong together; see `Setting`."""
 
     read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    write: Callable[[Mapping[str, Any]], dict[str, Any]]
     # Keys that `read` reads, except keys of the family's settings.
     keys: Mapping[str, fields.Field] = {}
-
-
-class CannotSayError(Exception):
-    """A family cannot express a config, in `count` of its fields."""
-
-    def __init__(self, what: str, count: int = 100):  # large: unknown
-        super().__init__(what)
-        self.count = count
 
 
 class OutputHead(NamedTuple):

@@ -2,19 +2,19 @@
 
 Files of `transformers` 4 and 5 have different keys with the same meaning: rotary
 positions are in `rope_theta` and `rope_scaling`, or in `rope_parameters`; windows in a
-pattern, or in `layer_types`. Both are read, and written files open in both.
+pattern, or in `layer_types`. Both are read.
 
 L layers, D width, H heads, F hidden units, K size of a head.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import numpy as np
 
 from mha_haiku.core import checks, fields, positions
 from mha_haiku.interop.families import name_tables
-from mha_haiku.interop.families.name_tables import CannotSayError, Rule, Setting
+from mha_haiku.interop.families.name_tables import Rule, Setting
 
 Theirs = Mapping[str, Any]
 
@@ -109,18 +109,12 @@ def _window_kinds(name: str, value: Any) -> list[str]:
     return [checks.choice(name, kind, _WINDOW_KINDS) for kind in value]
 
 
-def _write_labels(ours: Theirs) -> dict[str, Any]:
-    names = {str(c): f"LABEL_{c}" for c in range(ours["num_classes"])}
-    return {"id2label": names, "label2id": {name: int(c) for c, name in names.items()}}
-
-
 # Classes other than tokens.
 LABELS = Rule(
     # Their number counts where both are there.
     lambda theirs: {
         "num_classes": theirs["num_labels"] or len(theirs["id2label"] or (0, 1))
     },
-    _write_labels,
     {
         "id2label": name_tables.key(None, _object, dict | None),
         "num_labels": name_tables.key(None, _LENGTH, int | None),
@@ -178,11 +172,6 @@ POSITIONS_AFTER_PADDING = Rule(
         - theirs["pad_token_id"]
         - 1
     },
-    # Padding tokens have no position there. No token is -1, and positions begin at 0.
-    lambda ours: {
-        "max_position_embeddings": ours["embedding.max_length"],
-        "pad_token_id": -1,
-    },
     {
         "max_position_embeddings": name_tables.key(512, fields.integer(1, 2**24)),
         "pad_token_id": name_tables.key(1, fields.integer(-1, 2**16)),
@@ -194,14 +183,8 @@ def biases(default: bool) -> Rule:
     """Makes the rule of `attention_bias`: of queries, keys, values and the output."""
     ours_of = ("attention.with_bias", "attention.output_bias")
 
-    def write(ours: Theirs) -> dict[str, Any]:
-        if ours[ours_of[0]] != ours[ours_of[1]]:
-            raise CannotSayError("biases only of queries, keys and values")
-        return {"attention_bias": ours[ours_of[0]]}
-
     return Rule(
         lambda theirs: dict.fromkeys(ours_of, theirs["attention_bias"]),
-        write,
         {"attention_bias": name_tables.key(default, kind=bool)},
     )
 
@@ -233,30 +216,13 @@ def windows(
         is_one = all(size == sizes[0] for size in sizes)
         return {"attention.window": sizes[0] if is_one else sizes}
 
-    def write(ours: Theirs) -> dict[str, Any]:
-        num_layers, window = ours["num_layers"], ours["attention.window"]
-        by_layer = _of_layers(window, num_layers)
-        sizes = {size for size in by_layer if size is not None}
-        if len(sizes) > 1:
-            raise CannotSayError(f"windows of {len(sizes)} sizes")
-        # Unless windows are optional, transformers wants a size even if none has it.
-        unused = None if optional else keys["sliding_window"].default
-        written = {
-            "sliding_window": max(sizes) + 1 if sizes else unused,
-            "layer_types": [_WINDOW_KINDS[w is None] for w in by_layer],
-        }
-        if optional:
-            written["use_sliding_window"] = bool(sizes)
-            written["max_window_layers"] = 0 if sizes else num_layers
-        return written
-
     keys |= {
         "sliding_window": name_tables.key(4096, _LENGTH, int | None),
         "layer_types": name_tables.key(None, _window_kinds, list | None),
     }
     if optional:
         keys["use_sliding_window"] = name_tables.key(False, kind=bool)
-    return Rule(read, write, keys)
+    return Rule(read, keys)
 
 
 def _kinds_of_layers(
@@ -286,13 +252,7 @@ def one_window() -> Rule:
             )
         return rule.read(theirs)
 
-    def write(ours: Theirs) -> dict[str, Any]:
-        window = ours["attention.window"]
-        if isinstance(window, list | tuple):
-            raise CannotSayError("windows that differ by layer")
-        return {"sliding_window": None if window is None else window + 1}
-
-    return Rule(read, write, rule.keys)
+    return Rule(read, rule.keys)
 
 
 def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> Rule:
@@ -315,18 +275,7 @@ def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> 
         rope = _rope(name, given, theirs, theirs[theta], theirs[outside], bool(share))
         return _frequencies_field([rope], head_size(theirs))
 
-    def write(ours: Theirs) -> dict[str, Any]:
-        rope = _written_rope(
-            ours["embedding.frequencies"], ours["embedding.rotary_period"]
-        )
-        written = {theta: rope["rope_theta"]}
-        if share:
-            written[share] = rope.setdefault("partial_rotary_factor", 1.0)
-        else:
-            _check_all_turn(rope)
-        return {"rope_parameters": rope, **written}
-
-    return Rule(read, write, _rotary_keys(theta, 10_000.0, outside, turning))
+    return Rule(read, _rotary_keys(theta, 10_000.0, outside, turning))
 
 
 def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
@@ -348,41 +297,11 @@ def rotary_by_layer(is_local: Callable[[Theirs, int], bool]) -> Rule:
         kinds = _kinds_of_layers(theirs, is_local)
         return _frequencies_field([ropes[kind] for kind in kinds], head_size(theirs))
 
-    def write(ours: Theirs) -> dict[str, Any]:
-        num_layers, frequencies = ours["num_layers"], ours["embedding.frequencies"]
-        if frequencies is None or not isinstance(frequencies[0], list | tuple):
-            frequencies = [frequencies] * num_layers
-        windows = _of_layers(ours["attention.window"], num_layers)
-        ropes: dict[str, Any] = {}
-        for each, w in zip(frequencies, windows, strict=True):
-            kind = _WINDOW_KINDS[w is None]
-            rope = _written_rope(each, ours["embedding.rotary_period"])
-            _check_all_turn(rope)
-            if ropes.setdefault(kind, rope) != rope:
-                raise CannotSayError("rotary frequencies that differ by layer")
-        written = {"rope_parameters": ropes}
-        for kind, theta in _THETAS.items():
-            ropes.setdefault(kind, {"rope_type": "default", "rope_theta": 1e6})
-            written[theta] = ropes[kind]["rope_theta"]
-        return written
-
     keys = _rotary_keys("rope_theta", 1e6, "partial_rotary_factor", 1.0)
     return Rule(
         checks.user_mistakes()(read),
-        write,
         {**keys, "rope_local_base_freq": name_tables.key(1e4, at_least_one)},
     )
-
-
-def _check_all_turn(rope: Theirs) -> None:
-    """Raises CannotSayError if some features of a head do not rotate."""
-    # Most families of transformers ignore the share of those that do.
-    if rope.get("partial_rotary_factor", 1) != 1:
-        raise CannotSayError("rotary positions of a part of each head")
-
-
-def _of_layers(given: Any, num_layers: int) -> Sequence[Any]:
-    return given if isinstance(given, list | tuple) else [given] * num_layers
 
 
 def head_size(theirs: Theirs) -> int:
@@ -479,58 +398,3 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
         smooth = np.clip((rounds - low) / (high - low), 0, 1)
         result = (1 - smooth) * result / rope["factor"] + smooth * result
     return [*result.tolist(), *[0.0] * ((size - turns) // 2)]
-
-
-def _written_rope(frequencies: Any, period: float) -> dict[str, Any]:
-    """Describes rotary positions of some frequencies, if they have a name."""
-    if frequencies is None:
-        return {"rope_type": "default", "rope_theta": float(period)}
-    given = np.array(frequencies, float)
-    turning = given[given > 0]
-    if given.ndim > 1 or not len(turning) or (given[: len(turning)] == 0).any():
-        raise CannotSayError("these rotary frequencies")
-    thetas = [float(period)]
-    if len(turning) > 1:
-        thetas.append(_rounded((turning[0] / turning[1]) ** len(turning)))
-    share = len(turning) / len(given)
-    # Files are read with the product rounded down.
-    if int(2 * len(given) * share) < 2 * len(turning):
-        share = float(np.nextafter(share, 1))
-    for theta in thetas:
-        rope = {"rope_theta": theta, "partial_rotary_factor": share}
-        plain = positions.frequencies_of(2 * len(turning), theta)
-        for scaling in _scalings(turning / plain, plain / (2 * np.pi)):
-            written = {**scaling, **rope}
-            again = _frequencies(written, 2 * len(given))
-            if np.allclose(again, given, rtol=1e-9, atol=0):
-                return written
-    raise CannotSayError("these rotary frequencies")
-
-
-def _scalings(ratio: np.ndarray, rounds: np.ndarray) -> Iterator[dict[str, Any]]:
-    """Yields the kinds of rotary positions that may have scaled frequencies like this.
-
-    Frequencies had `rounds` turns per position, and were multiplied by `ratio`.
-    """
-    yield {"rope_type": "default"}
-    yield {"rope_type": "linear", "factor": _rounded(1 / ratio[0])}
-    least = ratio.min()
-    between = (ratio > least * (1 + 1e-9)) & (ratio < 1 - 1e-9)
-    if between.sum() > 1:
-        # Llama 3 goes from 1 / factor to 1 along a line in the rounds. Of its three
-        # numbers two count: the lower is 1, as in all published models.
-        share = (ratio[between] - least) / (1 - least)
-        slope, start = np.polyfit(rounds[between], share, 1)
-        if start < 0:
-            yield {
-                "rope_type": "llama3",
-                "factor": _rounded(1 / least),
-                "low_freq_factor": 1.0,
-                "high_freq_factor": _rounded(1 - 1 / start),
-                "original_max_position_embeddings": round(-slope / start),
-            }
-
-
-def _rounded(number: float) -> float:
-    """Rounds to 9 digits, which removes the rounding errors of powers."""
-    return float(f"{number:.9g}")

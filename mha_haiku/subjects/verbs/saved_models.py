@@ -1,4 +1,4 @@
-"""Saves a model: as a run to train further, or for other libraries."""
+"""Saves a model: as a run to train further, or as a folder of weights."""
 
 import os
 from pathlib import Path
@@ -33,16 +33,17 @@ def train(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Subjec
 
 @verb
 def save(
-    subject: Subject, folder: str | os.PathLike, *, family: str | None = None
+    subject: Subject, folder: str | os.PathLike, *, own_layout: bool = False
 ) -> Path:
-    """Writes the model as a folder that `transformers` and `mh.load` open.
+    """Writes the model as a folder that `mh.load` opens.
 
-    Pruned heads are written with weights of 0, as a config.json of `transformers`
-    cannot say that a head is missing; `family="mha_haiku"` leaves them out.
-    `interop.save` lists other families.
+    `transformers` opens it too if the model was loaded from there. Its pruned heads are
+    then written with weights of 0, as a config.json cannot say that a head is missing;
+    `own_layout=True` leaves them out, for `mh.load` alone.
 
     Raises:
       ValueError: If the model is a function, or has edits.
+      ConfigError: If the folder holds files that `save` did not write.
     """
     check_parameters(subject, "save")
     if subject.model.config is None:
@@ -52,7 +53,7 @@ def save(
         subject.model.config,
         subject.params,
         tokenizer=getattr(subject.task, "encoder", subject.codec.tokenizer),
-        family=family,
+        own_layout=own_layout,
         num_classes=subject.model.num_classes,
     )
 

@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import functools
 import json
+import math
 import pathlib
 import re
 from collections import Counter
@@ -454,7 +455,48 @@ def padded(
     return filled, lengths
 
 
+_MOST_GROWTH = 1024  # characters that a tokenizer's steps may make of one
+_UNBOUNDED = r"(?:[*+]|\{\d+,\})"
+
+
+def _check_steps(step: Any) -> int:
+    """Returns how many characters steps make of one at most.
+
+    Raises ValueError if these are too many, or a regular expression repeats what it
+    repeats, as in `(a+)+`, which takes exponential time.
+    """
+    if not isinstance(step, dict | list):
+        return 1
+    parts = step.values() if isinstance(step, dict) else step
+    growth = math.prod(map(_check_steps, parts))
+    if isinstance(step, dict):
+        if isinstance(pattern := step.get("Regex"), str) and _repeats(pattern):
+            raise ValueError(f"its regular expression {pattern!r} repeats repetitions")
+        if step.get("type") == "Replace":
+            growth *= max(1, len(step["content"]))
+    if growth > _MOST_GROWTH:
+        raise ValueError(f"its steps make more than {_MOST_GROWTH} characters of one")
+    return growth
+
+
+def _repeats(pattern: str) -> bool:
+    """Checks whether a group with an unbounded repetition is repeated, unboundedly."""
+    pattern = re.sub(r"\\.", "x", pattern)
+    pattern = re.sub(r"\[\^?\]?[^\]]*\]", "x", pattern)
+    pattern = re.sub(r"([*+?])\+", "x", pattern)  # possessive: does not go back
+    while group := re.search(r"\(([^()]*)\)", pattern):
+        is_long = re.search(_UNBOUNDED, group[1]) and not group[1].startswith("?>")
+        after = pattern[group.end() :]
+        if is_long and re.match(_UNBOUNDED, after):
+            return True
+        pattern = pattern[: group.start()] + ("x+x" if is_long else "x") + after
+    return False
+
+
 def _of_library(content: str) -> Any:
+    contents = json.loads(content)
+    for name in ("normalizer", "pre_tokenizer", "decoder"):
+        _check_steps(contents.get(name))
     tokenizer = library().Tokenizer.from_str(content)
     tokenizer.no_truncation()  # windows are cut here, not there
     tokenizer.no_padding()

@@ -98,11 +98,6 @@ _REFUSALS = [
         {"embedding__positions": "t5", "attention__num_heads": 0},
         "embedding.positions = 't5' works through attention",
     ),
-    ({"embedding__image": [3, 8, 8]}, "embedding.image must be a list of 4 integers"),
-    (
-        {"embedding__image": [3, 8, 0, 4]},
-        r"embedding.image\[2\] must be an integer of at least 1, got 0",
-    ),
     (
         {"attention__window": [1, -1], "num_layers": 2},
         r"attention.window\[1\] must be an integer from 0 to",

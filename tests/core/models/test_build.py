@@ -254,16 +254,6 @@ def test_options_that_the_inputs_cannot_have_are_refused():
         models.build(
             _config(output__tied=True), num_tokens=None, feature_size=3, num_classes=2
         )
-    for features, given in ((48, "got 48"), (None, "got tokens")):
-        with pytest.raises(
-            checks.ConfigError, match=f"inputs of 192 features, {given}"
-        ):
-            models.build(
-                _config(embedding__image=[12, 8, 8, 4]),
-                num_tokens=None if features else 7,
-                feature_size=features,
-                num_classes=2,
-            )
     tokens = _inputs("encoder")
     for fields, segments, message in (
         ({}, np.zeros((B, T), int), "segments must be None: .* is 0"),

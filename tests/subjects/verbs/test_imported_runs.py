@@ -2,12 +2,14 @@
 
 import shutil
 
+import jax
 import numpy as np
 import pytest
 
+from mha_haiku import interop, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import imported_runs
-from tests import pretrained
+from tests import pretrained, tiny_models
 from tests.interop import small_models
 from tests.training.runs import faults
 
@@ -77,7 +79,6 @@ def test_runs_of_each_family_learn_resume_and_divide_their_heads(case, text, tmp
 @pytest.mark.parametrize(
     ("case", "message"),
     [
-        ("vit", "reads features, such as patches of images: there is no task for it"),
         ("bert_classes", "gives 7 classes: there is no task for it"),
         ("distilbert_tokens", "gives 7 classes: there is no task for it"),
     ],
@@ -88,6 +89,16 @@ def test_models_without_a_task_are_no_runs(case, message, text, tmp_path):
         imported_runs.write(source, tmp_path / "run", path=text)
     assert len(str(refusal.value).splitlines()) == 2
     assert not (tmp_path / "run").exists()
+
+
+def test_models_of_features_are_no_runs(text, tmp_path):
+    config = tiny_models.config()
+    sizes = interop.Sizes(num_tokens=None, feature_size=3, num_classes=2)
+    model = models.build(config, **sizes._asdict())
+    params = model.init(jax.random.key(0), np.zeros((1, 2, 3), np.float32))
+    source = interop.save(tmp_path / "source", config, params)
+    with pytest.raises(ConfigError, match="reads features.*: there is no task for it"):
+        imported_runs.write(source, tmp_path / "run", path=text)
 
 
 def test_models_that_restore_tokens_need_a_token_that_hides(text, tmp_path):

@@ -386,3 +386,61 @@ def test_a_tokenizer_may_have_special_tokens_alone():
     tokenizer = tokenization.Pretrained(made.to_str())
     assert tokenizer.encode("CA").tolist() == [1, 0]
     assert [tokenizer.label(x) for x in (0, 1)] == ["A", "C"]
+
+
+def _with(**steps):
+    return tokenization.Pretrained(json.dumps(json.loads(word_pieces()) | steps))
+
+
+def _replacing(*contents):
+    steps = [
+        {"type": "Replace", "pattern": {"String": "a"}, "content": x} for x in contents
+    ]
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def _cutting(pattern):
+    return {
+        "type": "Split",
+        "pattern": {"Regex": pattern},
+        "behavior": "Isolated",
+        "invert": False,
+    }
+
+
+@pytest.mark.parametrize("contents", [["y" * 1025], ["a" * 40] * 5, ["a" * 2000]])
+def test_steps_that_blow_a_text_up_are_refused(contents):
+    with pytest.raises(checks.ConfigError, match="more than 1024 characters of one"):
+        _with(normalizer=_replacing(*contents))
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    ["(a+)+b", "(?:a*)*$", r"((\w+)x?)*!", r"([ab]+\s?){2,}$", "(?:(a+)|b)+c"],
+)
+def test_a_regular_expression_that_repeats_repetitions_is_refused(pattern):
+    with pytest.raises(checks.ConfigError, match="repeats repetitions"):
+        _with(pre_tokenizer=_cutting(pattern))
+    normalizer = {"type": "Replace", "pattern": {"Regex": pattern}, "content": ""}
+    with pytest.raises(checks.ConfigError, match="repeats repetitions"):
+        _with(normalizer=normalizer)
+
+
+@pytest.mark.parametrize(
+    "pattern",
+    [  # of Llama 3, DeepSeek, o200k, and safe ones
+        r"(?i:'s|'t|'re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*",
+        r"[!\"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|\s*[\r\n]+|\s+(?!\S)|\s+",
+        r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{M}]*[\p{Ll}\p{M}]+(?i:'s|'t|'re|'ve)?",
+        r"(?>a+)+b",
+        r"(a+)?b",
+        r"(\(a+\))?",
+        r"(?:ab|c)+d",
+    ],
+)
+def test_regular_expressions_of_real_tokenizers_are_read(pattern):
+    text = "ab (aa) it's don't stop"
+    cut = tokenizers.Regex(pattern)
+    wanted = tokenizers.pre_tokenizers.Split(cut, "isolated").pre_tokenize_str(text)
+    assert _with(pre_tokenizer=_cutting(pattern)).num_tokens == len(WORDS) and wanted
+    _with(normalizer=_replacing("bb", "\N{LOWER ONE EIGHTH BLOCK}", "''"))
