@@ -521,7 +521,8 @@ def map_set(
             texts = sides.get(kind, (queries, keys))
             pairs_of_sides = zip(texts, lengths, strict=True)
             texts = (x[example] if x else [""] * size for x, size in pairs_of_sides)
-            axes[kind] = Axes(*(axis(text, bins) for text in texts))
+            rows, columns = (axis(text, bins) for text in texts)
+            axes[kind] = Axes(rows, columns)
         main = axes.get("decoder", next(iter(axes.values())))
         text = labels.beginning(main.keys.tokens, _LONGEST_NAME) if count > 1 else ""
         named = "example " + ", ".join(map(str, place))
