@@ -19,7 +19,7 @@ from mha_haiku.core import checks, outputs
 from mha_haiku.subjects.subject import Verb
 from mha_haiku.subjects.verbs import VERBS
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import writable
+from mha_haiku.training.runs import files
 
 _ALWAYS = [
     Option("debug", bool, False, "Show the traceback of an error."),
@@ -71,7 +71,7 @@ def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
     def check() -> None:
         if folder.resolve() != default.resolve():  # which is the run's
             outputs.check("--out", folder)
-        writable.check_writable("workdir" if out is None else "--out", folder)
+        files.check_writable("workdir" if out is None else "--out", folder)
 
     cluster.first_does(check)
     return folder

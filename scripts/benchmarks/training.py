@@ -32,14 +32,6 @@ _STEPS = {"reverse": 100, "length_64": 4, "translation": 2}
 
 _CROSS_QUERIES = 48  # of cross-attention, to keys of the usual length
 
-_SEEDS = 5  # in one program, or in turn
-# Case: a case of training, the batch, and steps of each seed in a sample.
-_SIZES_OF_SEEDS = {
-    "seeds_small": ("reverse", 16, 200),
-    "seeds_reverse": ("reverse", 128, 60),
-    "seeds_length_64": ("length_64", 32, 4),
-}
-
 _ACCURATE = 10  # calls in a sample of a few milliseconds each
 
 
@@ -136,37 +128,6 @@ def _map(case, is_quick) -> list[command.Duel]:
     return duels
 
 
-def _seeds(case, is_quick) -> list[command.Duel]:
-    size, batch, steps = _SIZES_OF_SEEDS[case]
-    duels = []
-    for compiles in (False, True):
-        title = (
-            f"{case}: {_SEEDS} seeds of {size} with batch {batch}, in one program and "
-            f"in turn; {steps} steps of each a sample, compiling "
-            f"{'included' if compiles else 'not included'}"
-        )
-        contenders = tuple(
-            command.contender(
-                name,
-                "seeds",
-                case=size,
-                size=2 if is_quick else steps,
-                seeds=_SEEDS,
-                together=name == "together",
-                compiles=compiles,
-                batch_size=batch,
-            )
-            for name in ("together", "in_turn")
-        )
-        # On processors that one model keeps busy, compiling is what is saved.
-        limit = 1.0 if compiles else 1.3
-        promise = results.Promise("together", limit, "in_turn")
-        duels.append(
-            command.Duel(case, title, "step", contenders, ("in_turn",), (promise,))
-        )
-    return duels
-
-
 def _start(case, is_quick) -> list[command.Duel]:
     limits = {"train_cold": 30.0, "train_warm": 12.0, "help": 1.5, "import": 0.3}
     steps = {"steps": 20} if is_quick else {}
@@ -198,7 +159,6 @@ CASES = {
     "length_64": _training,
     "translation": _translation,
     "attention": _attention,
-    **dict.fromkeys(_SIZES_OF_SEEDS, _seeds),
     "start": _start,
     "map": _map,
     "cross_map": _map,

@@ -355,20 +355,6 @@ def test_the_strongest_places_are_those_of_the_maps(llama):
     assert "query token" in found._repr_html_()
 
 
-@pytest.mark.slow
-def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
-    pruned = llama.prune([[0, 1, 3], [2]])
-    assert [len(x.names) for x in models.heads_of_layers(pruned.model.config)] == [3, 1]
-    pruned.save(tmp_path / "whole")
-    assert "4 pruned heads are written with weights of 0" in caplog.text
-    opened = mh.load(tmp_path / "whole")
-    assert opened.model.config.attention.kept_heads is None
-    np.testing.assert_allclose(opened.logits(TEXT), pruned.logits(TEXT), atol=1e-5)
-    pruned.save(tmp_path / "small", own_layout=True)
-    small = mh.load(tmp_path / "small")
-    np.testing.assert_allclose(small.logits(TEXT), pruned.logits(TEXT), atol=1e-6)
-
-
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
     monkeypatch.setattr(computing, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
@@ -407,9 +393,6 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     assert kept == [[1], [0, 1]]
     with pytest.raises(ValueError, match="train is not for 'run', which has edits"):
         m.ablated((0, 0)).train(tmp_path / "edited", steps=1)
-    config = config.replace(training=dict(seeds=2))
-    with pytest.raises(ValueError, match="seeds must be 1"):
-        mh.train(config, tmp_path / "seeds")
 
 
 @pytest.mark.slow

@@ -262,26 +262,6 @@ def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
     case.check(edits.steer(at, each), {name: lambda x: x + each})
 
 
-def test_a_vector_may_be_a_list():
-    change = edits.steer(0, [1, 2], scale=3)["layer_0/stream"]
-    np.testing.assert_array_equal(change(jnp.zeros((1, 1, 2))), [[[3, 6]]])
-
-
-@pytest.mark.slow
-def test_a_pattern_is_frozen_while_values_change(case):
-    """Weights of another text, by a map or as numbers, and the values of this one."""
-    other = inputs_of(case.of, seed=3) | {"lengths": case.given["lengths"]}
-    name = f"{LAYER}/attention/map"
-    look = sites.look(case.apply, [name])
-    _, found = jax.jit(look)(case.params, None, **other)
-    (frozen,) = found.values()
-    weights = np.float64(frozen.weights())
-    at = LAYER + "/attention"
-    wanted = {f"{at}/weights": lambda _: weights}
-    case.check(edits.freeze(at, frozen), wanted)
-    case.check(edits.freeze(at, jnp.float32(weights)), wanted)
-
-
 def test_parts_that_are_alike_are_edited_as_one(case):
     """And others each by itself."""
     names = [f"{each.path}/heads" for each in models.heads_of_layers(case.of)]
