@@ -1,6 +1,6 @@
-"""Compares roll-out and raw attention with the effect of replacing inputs.
+"""Computes attention rollout: how much of each input reaches a position.
 
-Run: python -m experiments.rollout --workdir=runs/rollout --train
+Run: python -m experiments.rollout --workdir=runs/reverse
 """
 
 from experiments import main

@@ -46,9 +46,10 @@ from mha_haiku.training import tasks
 if TYPE_CHECKING:
     from mha_haiku import interop, subjects
     from mha_haiku.lab import rasp
-    from mha_haiku.showing import MapSet, plot, show
+    from mha_haiku.records.map_set import MapSet
     from mha_haiku.subjects import Subject, load, train, verb, wrap
     from mha_haiku.subjects import verbs as studies
+    from mha_haiku.subjects.pictures import plot, show
     from mha_haiku.training import devices, runs
 
 __version__ = "0.3.0"  # setup.cfg reads it here
@@ -93,15 +94,15 @@ __all__ = [
 # Modules of names that are imported on first use: programs that only attend do not
 # wait for them.
 _PLACES = {
-    "MapSet": "showing",
+    "MapSet": "records.map_set",
     "Subject": "subjects",
     "devices": "training.devices",
     "interop": "interop",
     "load": "subjects",
-    "plot": "showing",
+    "plot": "subjects.pictures",
     "rasp": "lab.rasp",
     "runs": "training.runs",
-    "show": "showing",
+    "show": "subjects.pictures",
     "studies": "subjects.verbs",
     "subjects": "subjects",
     "train": "subjects",
@@ -114,8 +115,6 @@ def __getattr__(name: str) -> Any:
     if name not in _PLACES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     place = _PLACES[name]
-    if place == "showing":  # subjects and runs make themselves known to it
-        importlib.import_module(f"{__name__}.subjects")
     module = importlib.import_module(f"{__name__}.{place}")
     return getattr(module, name, module)
 
@@ -125,9 +124,9 @@ def __dir__() -> list[str]:
 
 
 def _html(value: Any) -> str:
-    from mha_haiku import showing
+    from mha_haiku.subjects import pictures
 
-    return showing.html(value)
+    return pictures.html(value)
 
 
 def _save(value: Any, *arguments: Any) -> Any:

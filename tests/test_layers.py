@@ -55,7 +55,7 @@ _STRAYS = {
         "experiments/stray.py": "import configs.reverse",
     },
     "Tasks know no model": {"mha_haiku/training/tasks/network.py": "import haiku"},
-    "Pages and figures are made from saved arrays": {
+    "Pages and figures are made from records, without the laboratory or models": {
         "mha_haiku/showing/figures.py": "import haiku",
         "mha_haiku/records/tables.py": "import mha_haiku.core.models",
     },

@@ -80,7 +80,7 @@ KINDS = [
     Kind("experiments.prune_heads", "--examples=4"),
     Kind("experiments.circuits", "--examples=4"),
     Kind("experiments.learn_gates", "--steps=4 --tuning_steps=4"),
-    Kind("experiments.rollout", "--examples=8 --flow_examples=1"),
+    Kind("experiments.rollout"),
 ]
 
 # Commands name two layers of these.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from experiments.claims import base, records, telling, verdicts
 from experiments.claims.desk import Desk
-from mha_haiku.core import checks
+from mha_haiku.core import checks, outputs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.showing import saving
 from mha_haiku.training.runs import files, progress
@@ -44,10 +44,11 @@ def reproduce(
         with the next one after a fault.
 
     Raises:
-      ConfigError: If a package is missing.
+      ConfigError: If a package is missing, or the folder holds files of anyone else.
       RuntimeError: At the end, with `goes_on`, if claims were left out by a fault.
     """
     folder = checks.as_path(workdir)
+    outputs.check("workdir", folder)
     failed, ready = [], []
     for claim in claims:
         find = importlib.util.find_spec
@@ -70,6 +71,8 @@ def reproduce(
     ) as bar:
         for claim, outcome in zip(ready, outcomes, strict=True):
             desk = Desk(folder)  # its programs are dropped with it
+            written = (f"{claim.name}.{kind}" for kind in ("jsonl", "md", *formats))
+            outputs.claim(folder, ["runs", "imported", *written])
             try:
                 while pairs := outcome.missing(is_pilot):
                     for arm, seed in pairs:

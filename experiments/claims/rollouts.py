@@ -9,12 +9,10 @@ from scipy import stats
 
 from experiments.claims import base
 from mha_haiku.lab import heads
-from mha_haiku.subjects.verbs import replacement
 from mha_haiku.training import optimizers, runs, stepping, tasks
 
 _LAYERS = 6
-_MEASURES = ("raw", "roll-out", "flow")
-_PUBLISHED = {name: replacement.PUBLISHED[name][-1] for name in _MEASURES}
+_PUBLISHED = {"raw": 0.29, "roll-out": 0.71, "flow": 0.70}  # of table 1, last layer
 _EXAMPLES, _FLOW_EXAMPLES = 256, 64
 _BLANKS = 0.1  # share of words that are blank in training
 _ENOUGH = 0.93  # held-out accuracy, of at most 0.95 with these blanks

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from mha_haiku.commands import config_files, groups, process, signatures
 from mha_haiku.commands.signatures import Option
-from mha_haiku.core import checks
+from mha_haiku.core import checks, outputs
 from mha_haiku.subjects.subject import Verb
 from mha_haiku.subjects.verbs import VERBS
 from mha_haiku.training.devices import cluster
@@ -62,17 +62,26 @@ def commands() -> dict[str, Command]:
 def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
     """Returns the folder to write to: `out`, or by default `name` in a run's folder.
 
-    Before the work: ConfigError on all processes if it cannot be written.
+    Before the work: ConfigError on all processes if it cannot be written, or `out`
+    holds files that no command has written.
     """
-    folder = checks.as_path(out or pathlib.Path(workdir, name))
-    label = "workdir" if out is None else "--out"
-    cluster.first_does(lambda: files.check_writable(label, folder))
+    default = pathlib.Path(workdir, name)
+    folder = checks.as_path(out or default)
+
+    def check() -> None:
+        if folder.resolve() != default.resolve():  # which is the run's
+            outputs.check("--out", folder)
+        files.check_writable("workdir" if out is None else "--out", folder)
+
+    cluster.first_does(check)
     return folder
 
 
 def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None:
     """Prints a verb's result; writes its files, and prints their paths."""
     print(result.title, result.text(), sep="\n\n")
+    kinds = ".csv", *result.writers(), *(f".{kind}" for kind in formats)
+    outputs.claim(folder, (f"{result.file_name}{kind}" for kind in kinds))
     written = result.save(os.path.join(folder, ""), formats)  # also if it has a dot
     print("\nFiles:", *written, sep="\n  ")
 

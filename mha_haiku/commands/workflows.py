@@ -6,7 +6,6 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from mha_haiku.commands import config_files
 from mha_haiku.commands.groups import Cache, Config, Pictures, Processes, Run
 from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command, place, tell
@@ -15,9 +14,8 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import dossiers, imported_runs, observers, opening
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
-from mha_haiku.subjects.verbs.replacement import PUBLISHED
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import files, loop, progress
+from mha_haiku.training.runs import files, progress
 
 
 @command
@@ -147,6 +145,8 @@ def dump_attention(
         text = checks.text_of(text_file, f"--text_file={text_file}")
     elif text is not None and os.path.isfile(os.path.expanduser(text)):
         raise ConfigError(f"--text={text} is a file. Did you mean --text_file={text}?")
+    if out is not None:
+        place(out, run.workdir, "attention")  # before the work
     maps = dumping.dump(
         run.subject(),
         layers=layers,
@@ -159,52 +159,6 @@ def dump_attention(
     if cluster.leave():
         dumping.write_report(maps.parent, pictures.format)
         print(f"Attention maps: {maps.parent / 'index.html'}")
-
-
-@command
-def rollout(
-    *,
-    run: Run,
-    train: bool = False,
-    examples: int = 256,
-    flow_examples: int | None = None,
-    out: str | None = None,
-    pictures: Pictures,
-) -> None:
-    """Compares roll-out and raw attention with the effect of replacing inputs.
-
-    Run: python -m mha_haiku rollout --workdir=runs/rollout --train
-
-    With --train it first trains configs/papers/rollout.py in that folder, unless the
-    run exists. It prints the correlations, and writes rollout.csv and rollout.png; for
-    that run it also shows the correlations of Abnar and Zuidema (2020). It accepts any
-    run with tokens as inputs and an answer at each position.
-
-    Args:
-      train: Train configs/papers/rollout.py there first.
-      examples: Number of held-out examples.
-      flow_examples: Number of these for which flow is computed; default: 32, or all if
-        fewer.
-      out: Folder to write to; <workdir>/attention by default.
-    """
-    with checks.user_mistakes():
-        checks.positive_integer("--examples", examples)
-        if flow_examples is not None:
-            name = "--flow_examples, at most as many as --examples,"
-            checks.integer_in(name, flow_examples, 1, examples)
-    paper = config_files.load("configs/papers/rollout.py")
-    folder = place(out, run.workdir, "attention")
-    if train:
-        loop.train_whole(paper, run.workdir)
-    subject = run.subject()
-    config = subject.config
-    is_paper = (config.task, config.model) == (paper.task, paper.model)
-    result = subject.rollout(
-        examples=examples,
-        flow_examples=flow_examples,
-        published=PUBLISHED if is_paper else None,
-    )
-    tell(result, folder, pictures.format)
 
 
 @command

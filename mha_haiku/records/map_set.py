@@ -12,16 +12,15 @@ import dataclasses
 import os
 from collections.abc import Iterable, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from mha_haiku.core import checks, display
-from mha_haiku.records import Column, Heads, Layer, archive
-from mha_haiku.records.heads import columns_at
+from mha_haiku.records import Column, Heads, Layer, archive, heads
 
 MOST_LIKELIEST = 3
-_KINDS = {"f": "floating-point", "b": "booleans", "iu": "integers", "UO": "text"}
+_ROUNDING = 1e-3  # by which a share may be above 1
 
 
 class Axis(NamedTuple):
@@ -187,6 +186,7 @@ class MapSet:
       columns: Numbers per head, as in `Heads`: `[L, H]` as in `layers`; layers with
         fewer heads end with NaN.
       missing: Pairs of a missing result ("importance") and the command to compute it.
+      are_shares: Whether all weights are from 0 to 1, as they are after a softmax.
     """
 
     name: str
@@ -195,6 +195,7 @@ class MapSet:
     step: int | None = None
     columns: Mapping[str, Column] = dataclasses.field(default_factory=dict)
     missing: tuple[tuple[str, str], ...] = ()
+    are_shares: bool = False
 
     def __repr__(self) -> str:
         num_layers, num_heads = self.shape
@@ -275,7 +276,7 @@ class MapSet:
             for layer, heads in zip(self.layers, places, strict=True)
         )
         examples = tuple(_with_heads(example, places) for example in self.examples)
-        columns = columns_at(pairs, self.columns)
+        columns = heads.columns_at(pairs, self.columns)
         return dataclasses.replace(
             self, layers=layers, examples=examples, columns=columns
         )
@@ -291,7 +292,7 @@ class MapSet:
         for example in self.examples if is_finite else ():
             for layer, weights in zip(self.layers, example.weights, strict=True):
                 name = f"weights of {layer.name} of {example.name!r}"
-                _require(not np.isnan(weights).any(), name, "be finite", "NaN")
+                heads.require(not np.isnan(weights).any(), name, "be finite", "NaN")
         return self
 
 
@@ -333,27 +334,24 @@ class Dossier(NamedTuple):
 
     def check(self) -> "Dossier":
         """Checks that all sizes fit together, as `MapSet.check` does."""
-        _require(self.sets, "sets", "not be empty")
+        heads.require(self.sets, "sets", "not be empty")
         for maps in self.sets:
             maps.check()
-            _require(maps.examples, f"examples of {maps.name!r}", "not be empty")
+            heads.require(maps.examples, f"examples of {maps.name!r}", "not be empty")
         return self
 
 
 def _check_set(shown: MapSet) -> None:
     where = f"of {shown.name!r}" if shown.name else "of the maps"
-    _require(shown.layers, f"layers {where}", "not be empty")
-    for name, column in shown.columns.items():
-        of = f"of {name} {where}"
-        _has_shape(f"{name} {where}", column.mean, shown.shape)
-        _has_shape(f"standard errors {of}", column.standard_error, shown.shape)
-        _has_shape(f"ranks {of}", column.ranks, (*shown.shape, 2))
-        _has_shape(f"names {of}", column.names, shown.shape, kinds="UO")
+    heads.require(shown.layers, f"layers {where}", "not be empty")
+    heads.check_columns(shown.columns, shown.layers, f" {where}")
     for example in shown.examples:
-        _check_example(example, shown.layers)
+        _check_example(example, shown.layers, are_shares=shown.are_shares)
 
 
-def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
+def _check_example(
+    example: Example, layers: tuple[Layer, ...], *, are_shares: bool
+) -> None:
     of = f"of {example.name!r}"
     for each in (Axes(example.queries, example.keys), *example.kinds.values()):
         sizes = len(each.queries.tokens), len(each.keys.tokens)
@@ -361,7 +359,7 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
             _rises(f"edges of the {side} {of}", axis.edges, size)
             if axis.notes:
                 _has_length(f"notes of the {side} {of}", axis.notes, size)
-        _has_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
+        heads.require_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
     for name in ("weights", "masked"):
         parts = getattr(example, name)
         if parts is not None:
@@ -370,9 +368,9 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         of_layer, axes = f"of {layer.name} {of}", example.axes(layer)
         cells = axes.queries.bins, axes.keys.bins
         shape = len(layer.heads), *cells
-        _are_weights(f"weights {of_layer}", example.weights[i], shape)
+        _are_weights(f"weights {of_layer}", example.weights[i], shape, are_shares)
         masked = example.masked_cells(i)
-        _has_shape(f"masked {of_layer}", masked, cells, shape, kinds="b")
+        heads.require_shape(f"masked {of_layer}", masked, cells, shape, kinds="b")
     if example.answers is not None:
         targets, likeliest, is_whole = example.answers
         count = 1 if is_whole else len(example.queries.tokens)
@@ -380,14 +378,18 @@ def _check_example(example: Example, layers: tuple[Layer, ...]) -> None:
         _has_length(f"likeliest {of}", likeliest, count)
         most = max(map(len, likeliest), default=0)
         wanted = f"have at most {MOST_LIKELIEST} answers for each position"
-        _require(most <= MOST_LIKELIEST, f"likeliest {of}", wanted, most)
+        heads.require(most <= MOST_LIKELIEST, f"likeliest {of}", wanted, most)
+        shares = np.array([share for row in likeliest for _, share in row], float)
+        heads.require_range(f"probabilities {of}", shares, 0, 1 + _ROUNDING)
     if example.images is not None:
         images = np.asarray(example.images)
-        _require(images.dtype == np.uint8, f"images {of}", "be uint8", images.dtype)
+        heads.require(
+            images.dtype == np.uint8, f"images {of}", "be uint8", images.dtype
+        )
         is_right = images.ndim > 2 and images.shape[3:] in ((), (3,))
         is_right = is_right and 0 not in images.shape[1:]
         wanted = "be [S, h, w] or [S, h, w, 3]"
-        _require(is_right, f"images {of}", wanted, images.shape)
+        heads.require(is_right, f"images {of}", wanted, images.shape)
         _has_length(f"images {of}", images, len(example.keys.tokens))
 
 
@@ -401,36 +403,23 @@ def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
         and (last is None or (edges[0], edges[-1]) == (0, last))
     )
     wanted = "rise" if last is None else f"rise from 0 to {last}"
-    _require(is_right, name, f"be integers that {wanted}", edges)
+    heads.require(is_right, name, f"be integers that {wanted}", edges)
 
 
-def _are_weights(name: str, weights: np.ndarray, shape: tuple[int, ...]) -> None:
+def _are_weights(
+    name: str, weights: np.ndarray, shape: tuple[int, ...], are_shares: bool
+) -> None:
     weights = np.asarray(weights)
-    _has_shape(name, weights, shape)
+    heads.require_shape(name, weights, shape)
     if np.isinf(weights).any():
         got = f"values from {np.nanmin(weights)} to {np.nanmax(weights)}"
-        _require(False, name, "be finite (or NaN)", got)
+        heads.require(False, name, "be finite (or NaN)", got)
+    if are_shares:
+        heads.require_range(name, weights, 0, 1 + _ROUNDING)
 
 
 def _has_length(
     name: str, parts: Sized, count: int, of_what: str = "positions"
 ) -> None:
     wanted = f"be one for each of {count} {of_what}"
-    _require(len(parts) == count, name, wanted, len(parts))
-
-
-def _has_shape(
-    name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str = "f"
-) -> None:
-    """Raises ValueError unless an array has one of NumPy's kinds and this shape."""
-    if values is not None:
-        values = np.asarray(values)
-        _require(values.dtype.kind in kinds, name, f"be {_KINDS[kinds]}", values.dtype)
-        wanted = f"have shape {' or '.join(map(str, shapes))}"
-        _require(values.shape in shapes, name, wanted, values.shape)
-
-
-def _require(is_right: Any, name: str, wanted: str, got: Any = None) -> None:
-    if not is_right:
-        got = "" if got is None else f", got {got}"
-        raise ValueError(f"{name} must {wanted}{got}.")
+    heads.require(len(parts) == count, name, wanted, len(parts))

@@ -18,19 +18,21 @@ class Measured(Protocol):
     def per_example(self) -> np.ndarray | None: ...
 
 
-def rank_intervals(
-    found: Measured, *, level: float = 0.95, resamples: int = 1000, seed: int = 0
-) -> np.ndarray:
+_SHARE = 0.95  # of resamples in an interval
+_RESAMPLES = 1000
+
+
+def rank_intervals(found: Measured) -> np.ndarray:
     """Computes bootstrap intervals of the ranks of heads by their importance.
 
-    An interval contains a share `level` of resamples, which draw the examples with
+    An interval contains 95 % of 1,000 resamples, which draw the examples with
     replacement; a head's mean is over those drawn that have a number for it. The result
     is `[L, H, 2]`: lowest and highest rank, 1 for the most important head; NaN, and not
     ranked, where fewer than two examples have a number, which tell nothing about the
     spread.
 
     Raises:
-      ValueError: If the level is not between 0 and 1, or there are only means.
+      ValueError: If there are only means.
 
     Source: Efron and Tibshirani 1993, "An Introduction to the Bootstrap", chapter 13.
 
@@ -42,8 +44,6 @@ def rank_intervals(
     """
     import scipy.stats
 
-    if not 0 < level < 1:
-        raise ValueError(f"level must be in (0, 1), got {level}.")
     values = found.per_example
     if values is None:
         raise ValueError("found must have per_example, got only means.")
@@ -53,13 +53,13 @@ def rank_intervals(
     if not is_ranked.any():
         return result
     values, known = values[:, is_ranked], known[:, is_ranked]
-    generator = np.random.default_rng(seed)
-    draws = generator.multinomial(count, np.full(count, 1 / count), resamples)
+    generator = np.random.default_rng(0)
+    draws = generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
     drawn = draws @ known.astype(np.float64)
     sums = draws @ np.where(known, values, 0)
     means = sums / np.where(drawn, drawn, np.nan)
     ranks = scipy.stats.rankdata(-means, axis=-1, nan_policy="omit")
-    ends = np.nanquantile(ranks, [(1 - level) / 2, (1 + level) / 2], axis=0)
+    ends = np.nanquantile(ranks, [(1 - _SHARE) / 2, (1 + _SHARE) / 2], axis=0)
     result[is_ranked] = ends.T
     return result
 

@@ -1,4 +1,4 @@
-"""Pictures of numbers along an axis: learning, heads in time, pruning, roll-out.
+"""Pictures of numbers along an axis: learning, heads in time, and pruning.
 
 P points, L layers, H heads.
 """
@@ -138,42 +138,6 @@ def pruning(
         axes.legend(fontsize=7)
         axes.set_ylim(bottom=0)
         axes.invert_xaxis()
-    return sheet
-
-
-def rollout(
-    correlations: Mapping[str, np.ndarray],
-    published: Mapping[str, Sequence[float]],
-    *,
-    title: str,
-) -> "Figure":
-    """Draws the correlations of each measure, by layer.
-
-    These are means and standard errors `[L, 2]` by the name of the measure; `published`
-    has the numbers of a paper for the same model and data.
-    """
-    sheet = drawing.sheet(
-        8.0,
-        4.4,
-        title=title,
-        note="How well attention ranks inputs by the effect of replacing them.",
-    )
-    axes = sheet.subplots()
-    for i, (name, numbers) in enumerate(correlations.items()):
-        layers = np.arange(1, len(numbers) + 1)
-        style = {"color": f"C{i}", "capsize": 2, "marker": "o", "markersize": 3}
-        axes.errorbar(layers, *numbers.T, label=name, **style)
-        if name in published:
-            layers = range(1, len(published[name]) + 1)
-            label = f"{name}, published"
-            axes.plot(layers, published[name], "--", color=f"C{i}", label=label)
-    axes.axhline(0, color="0.8", linewidth=1, zorder=0)
-    _axes(
-        axes,
-        "up to layer (raw: of layer)",
-        "Spearman correlation with the size of the change",
-    )
-    axes.legend(loc="upper left", bbox_to_anchor=(1.02, 1), fontsize=7)
     return sheet
 
 

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mha_haiku.core import checks
+from mha_haiku.records import labels
 from mha_haiku.records.map_set import Axis, MapSet
-from mha_haiku.showing import drawing, labels
+from mha_haiku.showing import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,12 +12,9 @@ import numpy as np
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import Axes, Dossier, Example, MapSet
 
-# Multiples to round weights to, and the share of the bytes that remains, for maps of a
-# pretrained model with 6 layers of 12 heads, 128 positions.
-_ROUNDINGS = {0.0: 1.0, 0.004: 0.42, 0.016: 0.21}
-_BYTES_PER_CELL = 0.2  # of a page of such maps, at least, before they are rounded
+_ROUNDINGS = (0.004, 0.016)  # multiples to round weights to
 _LEGIBLE_BINS = 64  # kept as long as there are several examples
-_FEWEST_BINS = 16
+_FEWEST_BINS = 8
 _Sided = TypeVar("_Sided", Axes, Example)
 
 
@@ -27,19 +24,13 @@ class Cut(NamedTuple):
     Attributes:
       examples: Number of examples of each set.
       join: Number of bins, along queries and keys, that become one.
-      rounding: Weights are rounded to multiples of this.
-      has_why: Whether the page says why heads look there.
+      rounding: Weights are rounded to multiples of this; then the page does not say why
+        heads look there.
     """
 
     examples: int
     join: int = 1
     rounding: float = 0.0
-    has_why: bool = True
-
-    @property
-    def size(self) -> float:
-        """The approximate size of the page, relative to other cuts."""
-        return self.examples * _ROUNDINGS[self.rounding] / self.join**2
 
 
 def fitted(
@@ -50,50 +41,42 @@ def fitted(
     Raises:
       ValueError: If not even the smallest cut fits.
     """
-    cuts = list(_cuts(whole))
-    cells = sum(x.size for maps in whole.sets for x in maps.examples[0].weights)
-    bytes_per_size = _BYTES_PER_CELL * cells
-    for cut in cuts:
-        # Not rendered if it cannot fit, as a part of a page has a fixed size.
-        if cut.size * bytes_per_size > budget and cut is not cuts[-1]:
-            continue
-        shown = cut_to(whole, cut, budget)
+    shown, cuts = whole, _cuts(whole)
+    while True:
         content = render(shown)
-        size = len(content.encode())
-        if size <= budget:
+        if (size := len(content.encode())) <= budget:
             return shown, content
-        bytes_per_size = max(bytes_per_size, 0.8 * size / cut.size)
+        if (cut := next(cuts, None)) is None:
+            break
+        shown = cut_to(whole, cut, budget)
     raise ValueError(f"budget must be at least {size:,} bytes here, got {budget:,}.")
 
 
 def _cuts(whole: Dossier) -> Iterator[Cut]:
-    """Yields ever smaller cuts, from all of a dossier to one small example."""
+    """Yields ever smaller cuts of a dossier, down to one small example.
+
+    After the rounding each has half of the cells along a side, or of the examples.
+    """
     cut = Cut(_num_examples(whole))
-    yield cut
-    cut = cut._replace(has_why=False)
     for rounding in _ROUNDINGS:
         cut = cut._replace(rounding=rounding)
         yield cut
-    while _bins(whole, cut.join + 1) >= _LEGIBLE_BINS:
-        cut = cut._replace(join=cut.join + 1)
-        yield cut
-    while cut.examples > 1:
-        cut = cut._replace(examples=cut.examples - 1)
-        yield cut
-    while _bins(whole, cut.join + 1) >= _FEWEST_BINS:
-        cut = cut._replace(join=cut.join + 1)
-        yield cut
-
-
-def _bins(whole: Dossier, join: int) -> int:
-    """Counts the fewest bins along a side if `join` of them become one."""
-    return min(
-        axis.bins // join
+    bins = min(
+        axis.bins
         for maps in whole.sets
         for example in maps.examples
         for layer in maps.layers
         for axis in example.axes(layer)[:2]
     )
+    while bins // (2 * cut.join) >= _LEGIBLE_BINS:
+        cut = cut._replace(join=2 * cut.join)
+        yield cut
+    while cut.examples > 1:
+        cut = cut._replace(examples=cut.examples // 2)
+        yield cut
+    while bins // (2 * cut.join) >= _FEWEST_BINS:
+        cut = cut._replace(join=2 * cut.join)
+        yield cut
 
 
 def _num_examples(whole: Dossier) -> int:
@@ -107,8 +90,7 @@ def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
         fit = f"fit the {budget:,} bytes of this view."
         notes = (*notes, f"Of {total} examples the first {cut.examples} {fit}")
     sets = tuple(_cut_set(maps, cut) for maps in whole.sets)
-    rounding = max(whole.rounding, cut.rounding)
-    return whole._replace(rounding=rounding, sets=sets, notes=notes)
+    return whole._replace(rounding=cut.rounding, sets=sets, notes=notes)
 
 
 def _cut_set(each: MapSet, cut: Cut) -> MapSet:
@@ -125,7 +107,7 @@ def _cut_example(example: Example, layers: tuple[Layer, ...], cut: Cut) -> Examp
         )
         return axes._replace(queries=queries, keys=keys)
 
-    example = example if cut.has_why else example._replace(why=None)
+    example = example._replace(why=None) if cut.rounding else example
     if cut.join == 1:
         return example
     return joined(example)._replace(

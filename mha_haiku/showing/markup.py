@@ -14,7 +14,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mha_haiku.showing import drawing, labels
+from mha_haiku.records import labels
+from mha_haiku.showing import drawing
 
 _MOST_COLUMNS = 16  # up to which cells have their numbers in them
 _LONGEST = 200

@@ -1,18 +1,14 @@
-"""Tables and figures of importance, roles, patching, paths and circuits.
+"""Tables and figures of named rows and columns of numbers, and of heads.
 
 L layers, H heads of a layer, T positions.
 """
 
-import base64
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from mha_haiku import records
-from mha_haiku.lab import heads
-from mha_haiku.lab.heads import graph
 from mha_haiku.records import tables
 from mha_haiku.records.heads import ROLE
 from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
@@ -20,19 +16,8 @@ from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
-_MOST_EDGES = 64
-_MOST_ROWS = 20
 _MOST_WITH_ERRORS = 16  # heads of a layer
-_COLORS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
-# Edges between the same two nodes are drawn side by side; each is bent further, in
-# steps, until it passes no other node.
-_BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
-_BEND_STEP = 0.06
-_MOST_BENT = 2.0
-_CLEARANCE = 4  # pixels between an edge and a node that it passes
-_THICKEST = 4.0  # points of the strongest edge
 _SHARES = ("probability", "score")  # units with colors from 0 to 1
 
 
@@ -177,77 +162,6 @@ def _(found: records.Heads, *, title: str | None) -> "Figure":
     return head_figures.picture(found, title=title)
 
 
-def _of_patched(patched: heads.Patched) -> Grid:
-    mean, axes = patched.mean, patched.axes
-    named = records.Layer.of_kinds(patched.kinds, [()] * len(mean))
-    rows = layers = [each.name for each in named]
-    columns = list(map(visible, patched.tokens))
-    if axes == ("layer",):
-        mean, columns = mean[:, None], [patched.unit]
-    elif axes == ("layer", "head"):
-        columns = [f"head {i}" for i in range(mean.shape[1])]
-    else:
-        columns = columns or [str(i) for i in range(mean.shape[-1])]
-        if axes != ("layer", "position"):
-            num_heads = range(mean.shape[1])
-            rows = [f"{layer}, head {head}" for layer in layers for head in num_heads]
-            mean = mean.reshape(-1, mean.shape[-1])
-    return Grid(
-        mean,
-        rows,
-        columns,
-        patched.unit,
-        title=f"Activation patching: {_change(patched)}",
-        note="Each cell replaces one activation by the other text's; the metric is "
-        f"{patched.unit}.",
-    )
-
-
-def _change(found: heads.Patched | heads.Edges) -> str:
-    """Says what the numbers of patching are."""
-    count = len(found.base)
-    pairs = "one pair" if count == 1 else f"the mean of {count} pairs"
-    return f"change of the metric, {pairs}"
-
-
-def _of_edges(edges: heads.Edges) -> Grid:
-    senders = list(dict.fromkeys(map(tuple, edges.senders.tolist())))
-    pairs = zip(edges.receivers.tolist(), edges.kinds.tolist(), strict=True)
-    receivers = [(*receiver, kind) for receiver, kind in pairs]
-    columns = sorted(set(receivers), key=lambda each: (each[0] < 0, each))
-    values = np.full((len(senders), len(columns)), np.nan)
-    for i, receiver in enumerate(receivers):
-        row = senders.index(tuple(edges.senders[i].tolist()))
-        values[row, columns.index(receiver)] = edges.mean[i]
-    return Grid(
-        values,
-        [*map(graph.label, senders)],
-        [f"{graph.label(x)} {kind * (kind in 'qkv')}".strip() for *x, kind in columns],
-        edges.unit,
-        title=f"Paths: {_change(edges)}",
-        note="Rows write, columns read, by queries (q), keys (k) or values (v); the "
-        f"metric is {edges.unit}.",
-    )
-
-
-@shown.fragment.register
-def _(answer: heads.why.Answer) -> markup.Html:
-    table = rows_table(answer.rows(_MOST_ROWS), digits=4)
-    return markup.block(answer.title, table, note=heads.why.HELD)
-
-
-@plotting.figure_of.register(heads.why.Answer)
-def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
-    """Draws the largest terms as bars, labeled by their components."""
-    rows = what.rows(_MOST_ROWS)
-    terms = [row["term"] for row in rows]
-    names = [
-        "  x  ".join(visible(x) for x in row.values() if isinstance(x, str))
-        for row in rows
-    ]
-    return bars(names, terms, "term", title=title or what.title)
-
-
 def bars(
     names: Sequence[str], values: Sequence[float], label: str, *, title: str
 ) -> "Figure":
@@ -261,150 +175,3 @@ def bars(
     axes.axvline(0, color="0.5", linewidth=0.8)
     axes.set_xlabel(label)
     return sheet
-
-
-shows(heads.Patched, _of_patched)
-shows(heads.Edges, _of_edges)
-
-
-@plotting.figure_of.register(heads.Edges)
-def _(what: heads.Edges, *, title: str | None) -> "Figure":
-    """Draws a graph of the strongest edges, and next to it all edges as cells."""
-    grid = _of_edges(what)
-    strongest = np.zeros(len(what.strength), bool)
-    strongest[np.argsort(-what.strength)[:_MOST_EDGES]] = True
-    places = _places(what, strongest)
-    up = max(y for _, y in places.values())
-    height = max(3.0, 0.25 * len(grid.rows) + 1.5, 0.7 * up + 2)
-    width = 6 + 0.3 * len(grid.columns)
-    sheet = drawing.sheet(width, height, title=title or grid.title)
-    graph_axes, cells = sheet.subplots(1, 2)
-    grid.draw(cells)
-    _draw_graph(sheet, graph_axes, what, strongest, places)
-    return sheet
-
-
-@plotting.figure_of.register(heads.Circuit)
-def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
-    """Draws the graph of a circuit; by default the title has its faithfulness."""
-    places = _places(what.edges, what.kept)
-    across, up = np.max(list(places.values()), axis=0)
-    width = max(4.5, 1.2 * across + 2)
-    title = title or ": ".join(filter(None, [what.title, headline(what)]))
-    sheet = drawing.sheet(width, 0.9 * up + 2, title=title)
-    _draw_graph(sheet, sheet.subplots(), what.edges, what.kept, places)
-    return sheet
-
-
-def _draw_graph(
-    sheet: "Figure",
-    axes: "Axes",
-    edges: heads.Edges,
-    kept: np.ndarray,
-    places: Mapping[graph.Node, Any],
-) -> None:
-    """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
-    axes.set_axis_off()
-    lowers = kept & (edges.mean < 0) & (edges.kept is None)
-    strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
-    nodes = {}
-    for node, (x, y) in places.items():
-        box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
-        style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
-        style |= {"bbox": box, "zorder": 4}  # above the edges
-        nodes[node] = axes.text(x, y, graph.label(node), parse_math=False, **style)
-    across, up = np.max(list(places.values()), axis=0)
-    axes.set_xlim(-1, across + 1)
-    axes.set_ylim(-0.6, up + 0.6)
-    for kind in [x for x in _COLORS if x in edges.kinds[kept]]:
-        axes.plot([], [], color=_COLORS[kind], label=kind.replace("_", "-"))
-    if lowers.any():
-        axes.plot([], [], "--", color="0.3", label="dashed: lowers the metric")
-    below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
-    axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
-
-    sheet.draw_without_rendering()  # the places of nodes depend on the rest
-    boxes = {x: y.get_bbox_patch().get_window_extent() for x, y in nodes.items()}
-    for i in np.flatnonzero(kept):
-        ends = [tuple(x[i].tolist()) for x in (edges.receivers, edges.senders)]
-        passed = [box for node, box in boxes.items() if node not in ends]
-        end, start = axes.transData.transform([places[x] for x in ends])
-        bend = _bend(start, end, passed, first=_BENDS[str(edges.kinds[i])])
-        axes.annotate(
-            "",
-            *(places[x] for x in ends),
-            arrowprops={
-                "arrowstyle": "-",
-                "color": _COLORS[str(edges.kinds[i])],
-                "linestyle": "--" if lowers[i] else "-",
-                "linewidth": max(0.5, _THICKEST * strengths[i]),
-                "connectionstyle": f"arc3,rad={bend}",
-            },
-        )
-
-
-def _bend(
-    start: np.ndarray, end: np.ndarray, passed: Sequence["Bbox"], *, first: float
-) -> float:
-    """Finds the bend nearest to the first with which an edge hits the fewest boxes.
-
-    The ends are in pixels. A bend is as of matplotlib's "arc3": the share of the length
-    by which the control point of a quadratic curve is away from its middle.
-    """
-    along = np.linspace(0, 1, 65)[:, None]
-    across = (end - start)[::-1] * [1, -1]
-    wider = [x.padded(_CLEARANCE) for x in passed]
-
-    def hits(bend: float) -> int:
-        control = (start + end) / 2 + bend * across
-        curve = (1 - along) ** 2 * start + along**2 * end
-        curve = curve + 2 * along * (1 - along) * control
-        return sum(box.count_contains(curve) > 0 for box in wider)
-
-    further = _BEND_STEP * np.arange(1, round(_MOST_BENT / _BEND_STEP) + 1)
-    sides = np.stack([first + further, first - further], 1).ravel()
-    return min([first, *sides.tolist()], key=hits)  # the first of equal ones
-
-
-def _places(
-    edges: heads.Edges, kept: np.ndarray
-) -> dict[tuple[int, int], tuple[float, float]]:
-    """Places the nodes above all nodes that they read."""
-    ends = [x[kept].tolist() for x in (edges.senders, edges.receivers)]
-    heights: dict[tuple[int, int], int] = {}
-    for sender, receiver in zip(*ends, strict=True):  # in the order of the model
-        below = heights.setdefault(tuple(sender), 0) + 1
-        heights[tuple(receiver)] = max(heights.get(tuple(receiver), 0), below)
-    rows: dict[int, list] = {}
-    for node, height in sorted(heights.items()):
-        rows.setdefault(height, []).append(node)
-    widest = max(map(len, rows.values()), default=1)
-    return {
-        node: ((i + 0.5) * widest / len(row) - 0.5, float(height))
-        for height, row in rows.items()
-        for i, node in enumerate(row)
-    } or {graph.LOGITS: (0.0, 0.0)}
-
-
-def headline(circuit: heads.Circuit) -> str:
-    """States the number of edges of a circuit, and its faithfulness."""
-    return (
-        f"{circuit.kept.sum():,} of {len(circuit.kept):,} edges: "
-        f"{circuit.faithfulness:.0%} of the metric remains with these alone, "
-        f"{circuit.rest:.0%} without them"
-    )
-
-
-@shown.fragment.register
-def _(what: heads.Circuit) -> markup.Html:
-    names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
-    names["value"] = what.edges.unit
-    rows = ({names[x]: row[x] for x in names} for row in what.rows())
-    parts = [rows_table(rows, digits=3)]
-    if drawing.is_possible():
-        image = drawing.content(functools.partial(draw_circuit, what, title=" "))
-        source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
-        image = f'<img alt="The graph" style="max-width:100%" src="{source}">'
-        parts.insert(0, markup.Html(image))
-    note = f"Edges by {what.measure}, the strongest first."
-    return markup.block(headline(what), *parts, note=note)

@@ -26,10 +26,9 @@ from typing import Any
 
 import numpy as np
 
-from mha_haiku.records import map_set
+from mha_haiku.records import labels, map_set
 from mha_haiku.records.heads import OFFSET, ROLE
 from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet
-from mha_haiku.showing import labels
 
 VERSION = 2
 Pack = Callable[..., dict[str, Any]]  # `encode` with its options

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 from mha_haiku.core import checks
 from mha_haiku.records import Result
 from mha_haiku.showing import drawing, plotting
-from mha_haiku.training.runs import files
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -20,7 +19,7 @@ def save(
 ) -> list[Path]:
     """Writes a result; see `display.save`."""
     writers: dict[str, Callable[[Path], Path]] = {
-        ".csv": lambda path: files.write(path, result.table().csv()),
+        ".csv": lambda path: checks.write_file(path, result.table().csv()),
         **result.writers(),
     }
     picture = functools.partial(plotting.figure_of, result, title=None)
@@ -54,4 +53,4 @@ def write_pictures(
 
 def _write_picture(picture: Callable[[], "Figure"], path: Path) -> Path:
     """Draws a picture in the format that the path's suffix names."""
-    return files.write(path, drawing.content(picture, path.suffix[1:].lower()))
+    return checks.write_file(path, drawing.content(picture, path.suffix[1:].lower()))

@@ -15,12 +15,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, checks, display, masks
+from mha_haiku.core import checks, masks
 from mha_haiku.core.masks.array_masks import Dense, Segments
 from mha_haiku.records import Heads, Result
-from mha_haiku.records.map_set import MapSet
-from mha_haiku.showing import collecting, drawing, markup, sets
-from mha_haiku.training.runs import files
+from mha_haiku.showing import drawing, markup
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
@@ -61,29 +59,13 @@ class View:
                 "mh.plot(...).savefig(path) writes a picture, and save of a verb's "
                 "result a table. A folder ends with a slash."
             )
-        return files.write(file, self.html)
+        return checks.write_file(file, self.html)
 
     def __repr__(self) -> str:
         return f"View({self.title!r}, {len(self.html.encode()):,} bytes)"
 
     def _repr_html_(self) -> str:
         return self.inline
-
-
-def html(value: Any) -> str:
-    """Renders an object for a notebook, or its short `repr` if it is traced.
-
-    This is a map's page, or a table, or a sentence that says why it cannot be shown.
-    """
-    if display.is_traced(value):
-        return markup.preformatted(repr(value))
-    try:
-        if isinstance(value, MapSet) or sets.text_maps(value) is not None:
-            return display.show(value).inline
-        return fragment(value)
-    except ValueError as error:
-        why = markup.tag("div", f"Not shown: {error}")
-        return markup.tag("div", markup.preformatted(repr(value)), why)
 
 
 def view(value: Any, **given: Any) -> View:
@@ -130,11 +112,6 @@ def _(result: Result) -> markup.Html:
     return markup.block(result.title, markup.plain_table(table.texts(), columns=names))
 
 
-@fragment.register
-def _(statistics: attention.Statistics) -> markup.Html:
-    return of_one_layer(heads_of(statistics))
-
-
 def of_one_layer(found: Heads) -> markup.Html:
     """Renders a row per number of the heads of one layer."""
     numbers = found.numbers
@@ -167,32 +144,6 @@ def _(mask: masks.Mask) -> markup.Html:
         markup.picture(image, alt=repr(mask)),
         note=f"Queries down, keys across, the first {sizes[0]} x {sizes[1]}; yellow "
         f"may attend, gray is masked.{more}",
-    )
-
-
-def heads_of(statistics: attention.Statistics) -> Heads:
-    """Averages each statistic over examples, `[1, H]`, with standard errors."""
-    count = np.asarray(statistics.num_queries)
-    if not count.size:
-        raise ValueError(f"there are no examples or no heads: {statistics!r}.")
-    means = {}
-    for name in attention.STATISTICS:
-        values = getattr(statistics, name)
-        # Of statistics per query the mean; they are 0 where the query is masked.
-        if values is not None and np.ndim(values) > count.ndim:
-            means[name] = np.asarray(values).sum(-1) / np.maximum(count, 1)
-    means = dataclasses.replace(statistics, values=statistics.values | means)
-    found = collecting.per_head(means) | {"num_queries": count}
-    num_heads = count.shape[-1]
-    layer = {
-        name: np.reshape(values, (-1, num_heads)) for name, values in found.items()
-    }
-    examples = math.prod(count.shape[:-1])
-    over = "" if examples == 1 else f", means over {examples} examples"
-    return Heads.of(
-        f"Statistics of {num_heads} heads{over}",
-        collecting.summary([layer], [range(num_heads)], names={}),
-        notes=("Of queries that see a key",),
     )
 
 

@@ -145,6 +145,41 @@ class Strongest(Result):
         )
 
 
+@dataclasses.dataclass(frozen=True, eq=False, repr=False)
+class Rollout(Result):
+    """How much of each input reaches a position, up to each layer.
+
+    Example:
+      >>> subject.rollout(tokens[0]).shares.round(2)[-1]
+      array([0.  , 0.  , 0.06, 0.01, 0.19, 0.13, 0.06, 0.3 , 0.25],
+            dtype=float32)
+    """
+
+    title: str
+    tokens: tuple[str, ...]  # the texts of the T inputs
+    shares: np.ndarray  # `[L, T]`, a row sums to 1
+    file_name = "rollout"
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Lists a row for each input, with its share up to each layer."""
+        return [
+            {"position": t, "token": token}
+            | {f"layer {i}": float(x) for i, x in enumerate(self.shares[:, t])}
+            for t, token in enumerate(self.tokens)
+        ]
+
+
+def _of_rollout(found: Rollout) -> Grid:
+    return Grid(
+        found.shares,
+        [f"up to layer {i}" for i in range(len(found.shares))],
+        [visible(x) for x in found.tokens],
+        "share",
+        title=found.title,
+        note="A cell is the share of an input in the position, up to a layer.",
+    )
+
+
 def _of_lens(lens: Lens) -> Grid:
     return Grid(
         lens.probabilities,
@@ -179,6 +214,7 @@ def _of_compositions(found: Compositions) -> Grid:
 
 
 shows(Lens, _of_lens)
+shows(Rollout, _of_rollout)
 shows(Compositions, _of_compositions)
 
 

@@ -7,9 +7,10 @@ import os
 from pathlib import Path
 
 from mha_haiku.core import attention, checks
+from mha_haiku.lab import heads
+from mha_haiku.lab.maps import NAMES
 from mha_haiku.records import Heads, archive, map_set
 from mha_haiku.records.heads import OFFSET
-from mha_haiku.showing import collecting
 from mha_haiku.training.runs import folders
 
 _logger = logging.getLogger("mha_haiku")
@@ -49,10 +50,21 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
         # What an earlier version measured is to be measured again, as of another step.
         with contextlib.suppress(archive.FormatError):
             found = Heads.load(path, written_by=written_by)
-            if found.step == maps.step:
+            if found.step == maps.step and _are_measures(found):
                 columns = {**maps.columns, **found.at(maps.layers)}
                 return dataclasses.replace(maps, columns=columns)
     return dataclasses.replace(maps, missing=(("importance", written_by),))
+
+
+def _are_measures(found: Heads) -> bool:
+    """Checks whether all columns are measures of importance, as they are labeled."""
+    for name, column in found.columns.items():
+        if name not in heads.MEASURES:
+            return False
+        start, _, end = heads.MEASURES[name].label.partition("{metric}")
+        if not (column.label.startswith(start) and column.label.endswith(end)):
+            return False
+    return True
 
 
 def _snapshots(folder: Path) -> list[map_set.MapSet]:
@@ -64,9 +76,8 @@ def _snapshots(folder: Path) -> list[map_set.MapSet]:
         except archive.FormatError as error:
             _logger.warning(f"left out: {str(error).splitlines()[0]}")
             continue
-        named = {name for name, _ in collecting.NAMES.values()}
-        # An earlier version named the separators "special_tokens".
-        statistics = {*attention.STATISTICS, *named, "special_tokens", OFFSET}
+        named = {name for name, _ in NAMES.values()}
+        statistics = {*attention.STATISTICS, *named, OFFSET}
         alignments = {x: y for x, y in maps.columns.items() if x not in statistics}
         maps = dataclasses.replace(
             maps, name=f"step {step}", step=step, columns=alignments

@@ -1,16 +1,33 @@
-"""`mh.show` and `mh.plot` for subjects, runs and their files."""
+"""`mh.show` and `mh.plot`: maps, subjects, runs and answers as pages and figures.
+
+L layers, H heads of a layer.
+"""
 
 import dataclasses
 import functools
+import math
 import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import jax
+import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import attention, checks, display, models
+from mha_haiku.lab import maps
+from mha_haiku.records import Layer, labels
 from mha_haiku.records.map_set import Dossier, MapSet
-from mha_haiku.showing import markup, plotting, sets, shown
-from mha_haiku.subjects import computing, dossiers, observers
+from mha_haiku.showing import (
+    drawing,
+    figures,
+    head_figures,
+    markup,
+    plotting,
+    shown,
+    views,
+)
+from mha_haiku.subjects import computing, dossiers, edge_figures, observers  # noqa: F401
 from mha_haiku.subjects.subject import Subject, has_task
 from mha_haiku.subjects.verbs import dumping, prune_sweep
 from mha_haiku.training.runs import folders
@@ -18,14 +35,294 @@ from mha_haiku.training.runs import folders
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+_LONGEST_TITLE = 80  # characters of a text
+_MOST_PANELS = 256
 
-# --- Maps of runs and of subjects
+
+def show(
+    maps_or_run: Any,
+    *,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    images: Any = None,
+    heads: Sequence[int] | None = None,
+    compare: Any = None,
+    budget: int = views.BUDGET,
+) -> shown.View:
+    """Shows attention maps, a run, or numbers of heads.
+
+    Maps become an interactive page, whole up to 512 positions and pooled beyond. If it
+    exceeds the budget, parts are left out or pooled, and the page says so. A map is
+    read in one pass; nothing is downloaded.
+
+    Args:
+      maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
+        (as from `look`), or a model's output with its maps; a subject or one of its
+        answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
+        roles, a mask, or a model's parameters.
+      tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
+        string has one for each character. N counts all batch axes. For an
+        encoder-decoder these are the tokens that the decoder reads.
+      key_tokens: Text (or numbers) of the keys. Defaults to `tokens` if T is S. For an
+        encoder-decoder these are the tokens of the source.
+      images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
+        or `[S, h, w, 3]`, or a list of N of these.
+      heads: Heads to show of each layer. Defaults to all.
+      compare: Another object of the same kind and sizes, such as maps after training;
+        or a dict of one such object by its name.
+      budget: Maximum number of bytes.
+
+    Raises:
+      TypeError: If the object cannot be shown.
+      ValueError: If tokens or images do not fit the maps, maps in one view differ in
+        size or are being traced, there are no heads, queries or keys, or the budget is
+        below the size of an empty page.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> _, attention_map = mh.attend(query, key, value)
+      >>> view = mh.show(attention_map, tokens="abcde")  # view.save("map.html")
+      >>> "</html>" in view.html
+      True
+    """
+    checks.positive_integer("budget", budget)
+    texts = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
+    found = maps.text_maps(maps_or_run, **texts)
+    if found is not None:
+        whole = _of_maps(found, compare, **texts)
+    elif not has_own(maps_or_run):
+        return shown.view(maps_or_run, **texts, heads=heads, compare=compare)
+    else:
+        for name, text in texts.items():
+            if text is not None:
+                raise ValueError(
+                    f"{name} must be None for a run, which has its own examples; "
+                    "show(run.maps(text), tokens=...) shows others."
+                )
+        whole = dossier_of(maps_or_run, compare)
+    if heads is not None:
+        chosen = tuple(with_heads(each, heads) for each in whole.sets)
+        whole = whole._replace(sets=chosen)
+    return views.of_dossier(whole, budget=budget)
 
 
-@sets.map_set_of.register
-def _(run: folders.Run) -> MapSet:
-    subject = Subject.of_run(run, run.task.name)
-    return sets.map_set_of(subject.replace(cache=_programs(run.model)))
+def _of_maps(found: maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
+    if compare is None:
+        one = maps.map_set(found)
+        return Dossier(_title(found, one), (one,))
+    other_name, compare = named(compare)
+    other = maps.text_maps(compare, **texts)
+    if other is None:
+        raise TypeError(
+            "compare must be attention maps, as what is shown, got "
+            f"{type(compare).__name__}."
+        )
+    ends = (list(maps.layers_of(x.maps).values())[-1] for x in (found, other))
+    maps.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
+    if other.tokens is other.key_tokens is None:
+        unknown = {name: getattr(found, name) for name in texts}
+        other = dataclasses.replace(other, **unknown)
+    first, second = (
+        maps.map_set(found, name=found.name or "first"),
+        maps.map_set(other, name=other_name or "second"),
+    )
+    # The page has one text for both.
+    tokens, others = (
+        [(x.queries.tokens, x.keys.tokens) for x in each.examples]
+        for each in (first, second)
+    )
+    if tokens != others and any(map(any, tokens)):
+        raise ValueError(
+            "compare must be maps of the same text, got "
+            f"{_spelled(others)} for {_spelled(tokens)}.\nShow each text by itself, or "
+            "give tokens= that suit both."
+        )
+    return Dossier(_title(found, first), (first, second))
+
+
+def _spelled(sides: Sequence[tuple]) -> str:
+    queries, keys = sides[0]
+    return repr(labels.beginning(keys or queries, _LONGEST_TITLE))
+
+
+def _title(found: maps.TextMaps, shown_set: MapSet) -> str:
+    """Names the model and its first text, or the sizes if neither is known."""
+    tokens = shown_set.examples[0].keys.tokens
+    text = labels.beginning(tokens, _LONGEST_TITLE)
+    if len(shown_set.inputs) > 1 and text:
+        text += f" (and {len(shown_set.inputs) - 1} more)"
+    name = found.name.rpartition("/")[2]  # of a repository or a folder
+    if title := ": ".join(filter(None, (name, text))):
+        return title
+    of_layers = maps.layers_of(found.maps)
+    first = next(iter(of_layers.values()))
+    layers = f"{len(of_layers)} layers, " if len(of_layers) > 1 else ""
+    shape = " x ".join(map(str, first.shape[-3:]))
+    return f"Attention, {layers}{shape}, mask {first.weighting.mask}"
+
+
+def plot(
+    what: Any,
+    *,
+    head: int | Sequence[int] | None = None,
+    layer: int | str | None = None,
+    example: int = 0,
+    tokens: Any = None,
+    key_tokens: Any = None,
+    colors: str | None = None,
+    scale: str | None = None,
+    size: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Draws a figure fit for a paper, without a window.
+
+    `figure.savefig("map.pdf")` writes it, in vectors with text as text if the format
+    has them; a notebook displays it.
+
+    Args:
+      what: Attention maps, a `MapSet`, or a subject, a run or its folder, whose maps
+        are of held-out examples, as in `show`; statistics, importance or roles; the
+        result of a verb (`subject.importance()`, ...); or the path of a run's file:
+        `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+      head: Head of the maps, or a list of heads. Defaults to all, in a grid.
+      layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
+        an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
+        default.
+      example: Example of the maps, counted over all batch axes.
+      tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` for several
+        examples.
+      key_tokens: The text of each key. Defaults to `tokens` if T is S.
+      colors: Name of matplotlib's color map for maps.
+      scale: Color scale of maps: "linear", "root" or "log". The default
+        depends on the number of keys.
+      size: Width and height in inches. The default depends on the content.
+      title: Title of the figure. Defaults to a description of it.
+
+    Raises:
+      TypeError: If there is no figure of `what`.
+      ValueError: If there is no such head, layer, example, color map or scale, tokens
+        do not fit, or an argument does not apply to this figure.
+      ModuleNotFoundError: If matplotlib is not installed.
+
+    Example:
+      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
+      >>> figure = mh.plot(mh.attend(query, key, value)[1], head=1, tokens="abcde")
+      >>> len(figure.axes)  # figure.savefig("map.pdf")
+      2
+    """
+    if size is not None:
+        if not isinstance(size, Sequence) or len(size) != 2:
+            raise ValueError(f"size must be (width, height) in inches, got {size!r}.")
+        width, height = (checks.positive_number("size", x) for x in size)
+        size = width, height
+    texts = {"tokens": tokens, "key_tokens": key_tokens}
+    found = maps.text_maps(what, **texts)
+    with drawing.style():
+        if found is not None:
+            of_layers = maps.layers_of(found.maps)
+            count = math.prod(list(of_layers.values())[-1].shape[:-3])
+            checks.integer_in("example", example, 0, count - 1)
+            chosen = _chosen_layers(list(of_layers), layer)
+            whole = maps.map_set(found, layers=chosen, only=example, has_numbers=False)
+        elif _is_saved(what) or (has_own(what) and not _is_file(what)):
+            if tokens is not None or key_tokens is not None:
+                raise ValueError(
+                    "tokens must be None for saved maps, which have their own."
+                )
+            whole = MapSet.load(what) if _is_saved(what) else map_set_of(what)
+            checks.integer_in("example", example, 0, len(whole.examples) - 1)
+            whole = whole.only(example, _chosen_layers(whole.layers, layer))
+        else:
+            of_maps = dict(head=head, layer=layer, colors=colors, scale=scale)
+            of_maps |= {**texts, "example": example or None}
+            for name, value in of_maps.items():
+                if value is not None:
+                    raise ValueError(
+                        f"{name} is for attention maps, and not for "
+                        f"{type(what).__name__}."
+                    )
+            figure = plotting.figure_of(what, title=title)
+            if size is not None:
+                figure.set_size_inches(size)
+            return figure
+        if head is not None:
+            whole = with_heads(whole, head if np.ndim(head) else [head])
+        count = sum(len(each.heads) for each in whole.layers)
+        if count > _MOST_PANELS:
+            raise ValueError(
+                f"head and layer must choose at most {_MOST_PANELS} maps for a figure, "
+                f"got {count}."
+            )
+        return figures.of_example(
+            whole, colors=colors, scale=scale, size=size, title=title
+        )
+
+
+def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
+    """Returns the indices of the wanted layers, which are of one kind."""
+    kinds = [layer.kind for layer in layers]
+    if wanted is None:
+        return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
+    if not isinstance(wanted, str):
+        return [checks.integer_in("layer", wanted, 0, len(layers) - 1)]
+    if wanted in kinds:
+        return [i for i, kind in enumerate(kinds) if kind == wanted]
+    names = [layer.name.removeprefix("layer ") for layer in layers]
+    addresses = [name.replace(" ", ".") for name in names]
+    checks.choice("layer", wanted, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(wanted)]
+
+
+def _is_file(what: Any) -> bool:
+    return isinstance(what, str | os.PathLike) and not Path(what).is_dir()
+
+
+def _is_saved(what: Any) -> bool:
+    return _is_file(what) and Path(what).name == "maps.npz"
+
+
+def html(value: Any) -> str:
+    """Renders an object for a notebook, or its short `repr` if it is traced.
+
+    This is a map's page, or a table, or a sentence that says why it cannot be shown.
+    """
+    if display.is_traced(value):
+        return markup.preformatted(repr(value))
+    try:
+        if isinstance(value, MapSet) or maps.text_maps(value) is not None:
+            return show(value).inline
+        return shown.fragment(value)
+    except ValueError as error:
+        why = markup.tag("div", f"Not shown: {error}")
+        return markup.tag("div", markup.preformatted(repr(value)), why)
+
+
+def has_own(value: Any) -> bool:
+    """Checks whether an object has maps without inputs."""
+    return isinstance(value, MapSet | Subject | folders.Run | str | os.PathLike)
+
+
+def map_set_of(value: Any) -> MapSet:
+    """Collects maps, and numbers of heads, over the held-out examples of a run."""
+    if isinstance(value, MapSet):
+        return value
+    if isinstance(value, str | os.PathLike):
+        value = folders.load_run(value)
+    if isinstance(value, folders.Run):
+        cache = _programs(value.model)
+        value = Subject.of_run(value, value.task.name).replace(cache=cache)
+    if not isinstance(value, Subject):
+        kind = type(value).__name__
+        raise TypeError(f"compare must be a run or its folder, got {kind}.")
+    if not has_task(value):
+        raise ValueError(f"{value.name} has no task: show its maps of inputs.")
+    config = value.config.replace(attention=dict(dtype="float32"))
+    return dumping.measured(
+        value.replace(config=config, progress=computing.silent),
+        means=False,
+        weights=value.task.sequence_length <= maps.WHOLE,
+        devices=jax.local_devices()[:1],
+    )
 
 
 @functools.lru_cache(maxsize=32)
@@ -34,35 +331,66 @@ def _programs(model: models.Model) -> dict:
     return {}
 
 
-@sets.map_set_of.register
-def _(subject: Subject) -> MapSet:
-    """Collects maps, and numbers of heads, over held-out examples."""
-    if not has_task(subject):
-        raise ValueError(f"{subject.name} has no task: show its maps of inputs.")
-    config = subject.config.replace(attention=dict(dtype="float32"))
-    return dumping.measured(
-        subject.replace(config=config, progress=computing.silent),
-        means=False,
-        weights=subject.task.sequence_length <= sets.WHOLE,
-        devices=jax.local_devices()[:1],
-    )
+def dossier_of(value: Any, compare: Any = None) -> Dossier:
+    """Makes the dossier of an object that has maps without inputs.
 
-
-@sets.map_set_of.register(str | os.PathLike)
-def _(path: Any) -> MapSet:
-    return sets.map_set_of(folders.load_run(path))
-
-
-@sets.dossier_of.register(str | os.PathLike)
-def _(path: Any, compare: Any = None) -> Dossier:
-    """Collects the maps and snapshots that were saved in a folder."""
-    folder = folders.Folder(checks.as_path(path)).attention
-    if not (folder / "maps.npz").exists():
-        return sets.joined(path, compare)
-    whole = dossiers.of_folder(folder)
+    They are the maps and snapshots that were saved in a run's folder, if there are any.
+    `compare` is another such object, or a dict of one by its name, or None.
+    """
+    if isinstance(value, str | os.PathLike):
+        folder = folders.Folder(checks.as_path(value)).attention
+        if (folder / "maps.npz").exists():
+            whole = dossiers.of_folder(folder)
+            if compare is None:
+                return whole
+            value = dataclasses.replace(whole.sets[-1], name=whole.title)
+    first = map_set_of(value)
     if compare is None:
-        return whole
-    return sets.joined(dataclasses.replace(whole.sets[-1], name=whole.title), compare)
+        alone = dataclasses.replace(first, name="", step=None)
+        return Dossier(first.name, (alone,))
+    other_name, compare = named(compare)
+    other = dossier_of(compare)
+    names = [first.name, other_name or other.title]
+    if names[0] == names[1]:
+        names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
+    pairs = zip((first, other.sets[-1]), names, strict=True)
+    both = tuple(dataclasses.replace(x, name=name, step=None) for x, name in pairs)
+    return Dossier(f"{first.name} and {other.title}", both)
+
+
+def with_heads(found: MapSet, heads: Any) -> MapSet:
+    """Keeps some heads, by their names in the unpruned model."""
+    if not np.ndim(heads) or not len(heads):
+        raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
+    known = sorted({name for layer in found.layers for name in layer.heads}, key=int)
+    wanted = [checks.choice("heads", str(head), known) for head in heads]
+    places = [
+        [layer.heads.index(name) for name in wanted if name in layer.heads]
+        for layer in found.layers
+    ]
+    return found.with_heads(places)
+
+
+def named(value: Any) -> tuple[str, Any]:
+    """Splits a shown value into its name, or "", and the value itself."""
+    if isinstance(value, Mapping) and len(value) == 1:
+        ((name, value),) = value.items()
+        return str(name), value
+    return "", value
+
+
+# --- Statistics of one map
+
+
+@shown.fragment.register
+def _(statistics: attention.Statistics) -> markup.Html:
+    return shown.of_one_layer(maps.heads_of(statistics))
+
+
+@plotting.figure_of.register(attention.Statistics)
+def _(what: attention.Statistics, *, title: str | None) -> "Figure":
+    found = maps.heads_of(what)
+    return head_figures.picture(found, title=title or "Statistics of heads")
 
 
 # --- In a notebook, by itself

@@ -6,7 +6,7 @@ import re
 
 import pytest
 
-from mha_haiku.showing import showing
+from mha_haiku.showing import views
 from scripts import notebooks
 from tests.browser import samples
 
@@ -18,7 +18,7 @@ WITH_PAGES = {
 
 
 def _view(shown) -> str:
-    return showing.of_dossier(shown, budget=1_000_000)._repr_html_()
+    return views.of_dossier(shown, budget=1_000_000)._repr_html_()
 
 
 def _document(*parts: str) -> str:

@@ -8,7 +8,8 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import records
-from mha_haiku.showing import sets
+from mha_haiku.lab import maps
+from mha_haiku.subjects import pictures
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -44,8 +45,9 @@ def test_many_layers_stand_in_columns(drawn):
     """Thirty layers of nine heads: in one column they would be 12 pixels wide."""
     layers, heads = 30, 9
     query, key = jax.random.normal(jax.random.key(0), (2, layers, 1, 6, heads, 4))
-    maps = [mh.attend(q, k, k)[1] for q, k in zip(query, key, strict=True)]
-    opened = drawn(sets.joined(sets.map_set(sets.TextMaps(maps))))
+    of_layers = [mh.attend(q, k, k)[1] for q, k in zip(query, key, strict=True)]
+    found = maps.map_set(maps.TextMaps(of_layers))
+    opened = drawn(pictures.dossier_of(found))
     lines = opened.locator("#overview .layer")
     first, second, below = (lines.nth(i).bounding_box() for i in (0, 15, 16))
     assert second["x"] > first["x"] + first["width"]

@@ -11,7 +11,7 @@ import pytest
 
 import mha_haiku as mh
 from experiments import reproduce  # noqa: F401  (enters its command)
-from mha_haiku import commands
+from mha_haiku import commands, records
 from mha_haiku.commands import config_files, signatures, table
 from mha_haiku.core import checks
 from mha_haiku.subjects.subject import VERBS, Subject
@@ -93,7 +93,7 @@ Run: python -m experiments.count_parameters --workdir=runs/reverse --least=100
 import dataclasses
 from collections.abc import Sequence
 
-from mha_haiku import commands
+from mha_haiku import commands, records
 from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.subjects.subject import Subject, verb
@@ -223,6 +223,32 @@ def test_a_file_in_the_way_of_results_is_refused_before_the_work(
 
 
 @pytest.mark.parametrize(
+    ("name", "file"),
+    [
+        ("dump_attention", "index.html"),
+        ("dump_attention", "layer_07.png"),
+        ("head_statistics", "head_statistics.csv"),
+        ("head_importance", "head_importance.npz"),
+        ("circuit", "circuit.csv"),
+        ("rollout", "anything.txt"),
+    ],
+)
+def test_out_with_files_of_others_is_refused_before_the_work(
+    name, file, copied, capsys, tmp_path
+):
+    path = tmp_path / "out" / file
+    path.parent.mkdir()
+    path.write_text("mine")
+    out = f"--out={path.parent}"
+    assert commands.run([name, f"--workdir={copied}", out]) == 2
+    told = capsys.readouterr()
+    mistake, *_ = told.err.splitlines()  # and nothing was compiled
+    assert told.out == "" and mistake.endswith(f"got one with {file!r}.")
+    assert [x.name for x in path.parent.iterdir()] == [file]
+    assert path.read_text() == "mine"
+
+
+@pytest.mark.parametrize(
     ("name", "flags"), [("prune_heads", ["--keep=0.5"]), ("learn_gates", [])]
 )
 def test_what_is_made_of_the_run_here_lies_next_to_it(
@@ -238,8 +264,8 @@ def test_what_is_made_of_the_run_here_lies_next_to_it(
 
 
 def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
-    class Full:
-        title = "what was asked"
+    class Full(records.Result):
+        title, file_name = "what was asked", "answer"
 
         def text(self):
             return "what was found"

@@ -64,14 +64,25 @@ def test_a_file_is_the_record(tmp_path):
     assert again.text() == found.text()
 
 
-def test_a_file_of_other_heads_is_refused(tmp_path):
+@pytest.mark.parametrize(
+    ("part", "values", "words"),
+    [
+        ("mean", np.ones((1, 7)), r"mean of entropy must have shape \(2, 3\)"),
+        ("ranks", np.ones((2, 1, 2)), r"ranks .* shape \(2, 3, 2\)"),
+        ("mean", np.full((2, 3), "one"), "mean .* must be floating-point, got <U3"),
+        ("mean", np.ones((2, 3), complex), "mean .* floating-point, got complex128"),
+        ("mean", np.full((2, 3), np.inf), "mean .* must be numbers .*inf"),
+        ("standard_error", -np.ones((2, 3)), "standard errors .* from 0 .*-1"),
+        ("ranks", np.zeros((2, 3, 2)), "ranks .* from 1 to 6"),
+        ("per_example", np.ones((4, 2)), r"numbers .* shape \(4, 2, 3\)"),
+    ],
+)
+def test_columns_of_a_file_that_do_not_fit_are_refused(part, values, words, tmp_path):
     found = _heads()
-    for part, values in (("mean", np.ones((1, 7))), ("ranks", np.ones((2, 1, 2)))):
-        wrong = {"entropy": found["entropy"]._replace(**{part: values})}
-        path = Heads("", found.layers, wrong).write(tmp_path / "heads.npz")
-        words = rf"{part} of entropy must be \(2, 3.*for the heads of its layers"
-        with pytest.raises(ConfigError, match=words):
-            Heads.load(path, written_by="")
+    wrong = {"entropy": found["entropy"]._replace(**{part: values})}
+    path = Heads("", found.layers, wrong).write(tmp_path / "heads.npz")
+    with pytest.raises(ConfigError, match=f"heads.npz: {words}"):
+        Heads.load(path, written_by="")
 
 
 def test_text_has_a_row_per_head_that_there_is():

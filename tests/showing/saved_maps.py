@@ -43,7 +43,9 @@ def make_maps(*, heads=(2, 3), num_examples=2, length=5, bins=None, **changes):
         records.Layer(f"layer {i}", tuple(map(str, range(count))), "", i, i)
         for i, count in enumerate(heads)
     )
-    whole = map_set.MapSet("reverse, step 20", layers, tuple(examples), 20)
+    whole = map_set.MapSet(
+        "reverse, step 20", layers, tuple(examples), 20, are_shares=True
+    )
     return dataclasses.replace(whole, **changes)
 
 

@@ -64,18 +64,3 @@ def test_a_pruning_curve_goes_down_to_the_right():
     lines = _lines(right)
     assert lines["measured"].tolist() == [[4, 2, 0], [1, 2, 3]]
     assert lines["by operations"].tolist() == [[4, 2, 0], [1, 3, 4]]
-
-
-def test_a_roll_out_is_beside_what_was_published_where_that_is_given():
-    correlations = {
-        "raw": np.array([[0.5, 0.02], [-0.25, 0.1]]),
-        "flow": np.ones((2, 2)),
-    }
-    for published, count in (({}, 2), ({"raw": (0.69, 0.1, -0.11)}, 3)):
-        sheet = curves.rollout(correlations, published, title="title")
-        (axes,) = sheet.axes
-        assert len(axes.get_legend().get_texts()) == count
-        drawn = [container.lines[0] for container in axes.containers]
-        assert [line.get_xdata().tolist() for line in drawn] == [[1, 2], [1, 2]]
-        assert drawn[0].get_ydata().tolist() == [0.5, -0.25]
-    assert _lines(axes)["raw, published"][0].tolist() == [1, 2, 3]

@@ -74,21 +74,8 @@ def test_parts_of_an_example_that_do_not_fit_are_refused(whole, changes, message
         _changed(whole, **changes).check()
 
 
-def test_numbers_that_do_not_fit_are_refused(whole):
+def test_a_page_of_nothing_is_refused(whole):
     first, second = whole.sets
-    mean = np.zeros((1, 2))
-    number = first.columns["ablation"]
-    for wrong, message in (
-        (number._replace(mean=mean), "ablation of 'one' must have shape (2, 2), got"),
-        (number._replace(ranks=mean), "ranks of ablation of 'one' must have shape"),
-    ):
-        shown = dataclasses.replace(first, columns={"ablation": wrong})
-        with pytest.raises(ValueError, match=re.escape(message)):
-            whole._replace(sets=(shown, second)).check()
-    with pytest.raises(ValueError, match="names of role of 'one' must have shape"):
-        role = first.columns["role"]._replace(names=np.array([["a", "b"]]))
-        shown = dataclasses.replace(first, columns={"role": role})
-        whole._replace(sets=(shown, second)).check()
     with pytest.raises(ValueError, match="sets must not be empty"):
         whole._replace(sets=()).check()
     with pytest.raises(ValueError, match="examples of 'one' must not be empty"):

@@ -43,12 +43,6 @@ def drawn(monkeypatch):
 
 
 @pytest.mark.slow
-def test_the_same_maps_give_the_same_bytes(load):
-    saved = load()
-    assert list(figures.pictures(saved)) == list(figures.pictures(saved))
-
-
-@pytest.mark.slow
 def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load, drawn):
     first, second = make_maps().layers
     layers = first, second._replace(name="layer 7", index=7, number=7)

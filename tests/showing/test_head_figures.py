@@ -1,13 +1,10 @@
 """Numbers per head: whatever is handed in is shown, with its unit and what it is."""
 
-import functools
-import io
-
 import numpy as np
 import pytest
 
 from mha_haiku.records import Column, Heads, Layer
-from mha_haiku.showing import drawing, head_figures
+from mha_haiku.showing import head_figures
 
 NAMES = ("entropy", "a_new_one", "largest_at_previous", "largest_at_own")
 NAMES += ("largest_at_next",)
@@ -165,12 +162,3 @@ def test_numbers_that_are_all_alike_can_be_drawn(value):
     ranked = column._replace(ranks=np.ones((1, 2, 2)))
     for each in (column, ranked):
         assert head_figures.picture(_heads({"x": each}, (0,), (0, 1)))
-
-
-@pytest.mark.slow
-def test_the_same_numbers_give_the_same_file():
-    image = pytest.importorskip("PIL.Image")
-    draw = functools.partial(head_figures.picture, _heads(_numbers(), (0, 1)))
-    picture = drawing.content(draw)
-    assert picture == drawing.content(draw)
-    assert min(image.open(io.BytesIO(picture)).size) > 400

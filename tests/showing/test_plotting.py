@@ -10,7 +10,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku.showing import curves, drawing
 
-from .small_maps import H, S, T, make_map
+from .small_maps import H, make_map
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -95,32 +95,6 @@ def test_scales_are_of_all_maps(attention_map):
     assert panels_of(root)[0].images[0].norm.gamma == 0.5
 
 
-@pytest.mark.slow
-def test_statistics_have_a_panel_each(attention_map):
-    statistics = attention_map.statistics()
-    figure = mh.plot(statistics)
-    shown = {axes.get_title(loc="left"): axes for axes in figure.axes if axes.images}
-    label = mh.attention.STATISTICS["entropy"].label
-    drawn = shown[label].images[0].get_array()
-    np.testing.assert_allclose(drawn, statistics.entropy.mean(0)[None], atol=1e-6)
-
-
-def test_importance_has_intervals():
-    rng = np.random.default_rng(0)
-    per_example = rng.normal(size=(9, 2, 3)) + np.arange(6).reshape(2, 3)
-    per_example[:, 0, 2] = np.nan
-    importance = mh.heads.Heads.of_examples(per_example)
-    cells, bars, *_ = mh.plot(importance).axes
-    assert (cells.get_xlabel(), cells.get_ylabel()) == ("head, by its name", "layer")
-    heights = [bar.get_height() for bar in bars.patches]
-    means = np.sort(importance.mean[~np.isnan(importance.mean)])[::-1]
-    np.testing.assert_allclose(heights, means)
-    assert labels_of(bars, "x")[0] == "1.2"
-    (spread,) = [x for x in bars.collections if x.get_segments()]
-    low, high = spread.get_segments()[0][:, 1]
-    np.testing.assert_allclose(high - low, 2 * importance.standard_error[1, 2])
-
-
 def test_roles_are_named_in_their_cells():
     names = np.array([["induction", "mixed"]], object)
     role = mh.heads.Column(np.array([[0.8, np.nan]]), "score", "", names=names)
@@ -191,12 +165,3 @@ def test_the_same_numbers_give_the_same_file(kind):
     assert first == second
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert first.startswith(start)
-
-
-@pytest.mark.slow
-def test_a_long_map_has_numbered_bins():
-    attention_map = make_map(batch=(), queries=T, keys=600, heads=1)
-    (axes,) = panels_of(mh.plot(attention_map))
-    assert axes.images[0].get_array().shape == (T, 120)
-    assert labels_of(axes, "x")[1] == "100"
-    assert S < 600

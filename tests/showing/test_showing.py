@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
+from mha_haiku.lab import maps
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, sets, showing
+from mha_haiku.showing import views
 
 from .saved_maps import make_maps_of_kinds
 from .small_maps import B, H, S, T, make_empty, make_map
@@ -172,24 +173,24 @@ class Tensor:
 def test_numbers_as_tokens_are_their_digits(attention_map, make, kind):
     ids = make([10, 11, 12, 13] if kind in ("row", "items") else [[10, 11, 12, 13]] * B)
     shown = ids if kind in ("row", "rows") else list(ids)
-    found = sets.map_set(sets.TextMaps(attention_map, shown), has_numbers=False)
+    found = maps.map_set(maps.TextMaps(attention_map, shown), has_numbers=False)
     for example in found.examples:
         assert example.queries.tokens == ("10", "11", "12", "13")
 
 
 @pytest.mark.slow
 def test_layers_are_a_list_or_named_by_a_dict(attention_map):
-    maps = {"a/b": attention_map, "c": make_map(2)}
+    named = {"a/b": attention_map, "c": make_map(2)}
     for value, names in (
-        (list(maps.values()), ["layer 0", "layer 1"]),
-        (maps, list(maps)),
+        (list(named.values()), ["layer 0", "layer 1"]),
+        (named, list(named)),
     ):
         page = page_of(mh.show(value))
         assert [layer["name"] for layer in page["sets"][0]["layers"]] == names
-    output = mh.models.Output(None, tuple(maps.values()))
+    output = mh.models.Output(None, tuple(named.values()))
     assert (
         page_of(mh.show(output))["sets"]
-        == page_of(mh.show(list(maps.values())))["sets"]
+        == page_of(mh.show(list(named.values())))["sets"]
     )
     page = page_of(mh.show({"mine": attention_map}, heads=[3, 1]))
     assert page["sets"][0]["layers"] == [{"name": "mine", "heads": ["3", "1"]}]
@@ -224,28 +225,8 @@ def test_a_view_keeps_to_its_budget_and_says_what_it_leaves_out(budget):
 
 
 @pytest.mark.slow
-def test_pooled_cells_are_sums_over_keys_and_means_over_queries():
-    queries, keys = 39, 45
-    attention_map = make_map(queries=queries, keys=keys, mask=mh.masks.causal())
-    whole = map_set.Dossier("one", (sets.map_set(sets.TextMaps(attention_map)),))
-    cut = fitting.Cut(examples=1, join=2)
-    (pooled,) = fitting.cut_to(whole, cut, 20).sets[0].examples
-    weights = np.asarray(attention_map.weights(), np.float64)[0]
-    for i in range(20):
-        for j in range(23):
-            rows, columns = slice(2 * i, 2 * i + 2), slice(2 * j, 2 * j + 2)
-            cell = weights[:, rows, columns].sum(-1).mean(-1)
-            np.testing.assert_allclose(pooled.weights[0][:, i, j], cell, atol=1e-6)
-    masked = np.arange(0, keys, 2)[None, :] > np.minimum(
-        np.arange(0, queries, 2)[:, None] + 1, queries - 1
-    )
-    np.testing.assert_array_equal(pooled.masked_cells(0), masked)
-    assert pooled.queries.edges.tolist() == [*range(0, queries, 2), queries]
-
-
-@pytest.mark.slow
 def test_long_maps_are_pooled_in_their_pass():
-    size = sets.WHOLE + 10
+    size = maps.WHOLE + 10
     attention_map = make_map(
         batch=(), queries=size, keys=size, heads=2, mask=mh.masks.causal()
     )
@@ -266,16 +247,6 @@ def test_a_map_without_batch_axes_and_one_with_two():
     names = [example["name"] for example in page["sets"][0]["examples"]]
     assert names[3] == "example 1, 0"
     assert len(names) == 6
-
-
-def test_nan_is_said_and_shown():
-    attention_map = make_map()
-    query = attention_map.query.at[0, 1, 2].set(jnp.nan)
-    broken = mh.attend(query, attention_map.key, attention_map.value)[1]
-    page = page_of(mh.show(broken))
-    assert any("NaN" in note for note in page["notes"])
-    assert np.isnan(weights_of(page)[2].reshape(T, S)[1]).all()
-    assert "iframe" in broken._repr_html_()
 
 
 def test_what_is_traced_shows_its_short_repr_and_no_page(attention_map):
@@ -336,7 +307,7 @@ def test_a_layer_without_heads_is_beside_others(attention_map):
 
 def test_heads_that_the_last_kind_of_layers_lacks_are_shown():
     whole = make_maps_of_kinds().with_heads([[], [2], []])
-    view = showing.of_dossier(map_set.Dossier("", (whole,)), budget=10**6)
+    view = views.of_dossier(map_set.Dossier("", (whole,)), budget=10**6)
     layers = page_of(view)["sets"][0]["layers"]
     assert [layer["heads"] for layer in layers] == [[], ["2"], []]
 
@@ -357,7 +328,7 @@ def test_inputs_are_named_by_the_beginnings_of_their_texts():
 def test_a_title_is_the_model_and_its_text():
     attention_map = make_map(batch=(1,), queries=5, keys=5)
     tokens = ["[CLS]", " the", " cat", "s", "[SEP]"]
-    found = sets.TextMaps([attention_map], (tokens,), name="owner/small-model")
+    found = maps.TextMaps([attention_map], (tokens,), name="owner/small-model")
     assert mh.show(found).title == "small-model: the cats"
     assert mh.show(attention_map, tokens=tokens).title == "the cats"
     long = [f" word{i}" for i in range(5)] * 9

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import markup, sets
+from mha_haiku.lab import maps
+from mha_haiku.showing import markup
 
 from .small_maps import H
 
@@ -132,7 +133,7 @@ def test_arrays_of_signed_weights_are_shown_and_drawn():
     pytest.importorskip("matplotlib")
     weights = np.linspace(-0.5, 1, 18, dtype=np.float32).reshape(1, 2, 3, 3)
     view = mh.show(weights)
-    assert "rows sum to any amount" in repr(sets.text_maps(weights).maps)
+    assert "rows sum to any amount" in repr(maps.text_maps(weights).maps)
     assert "data:image/png" in view._repr_html_()
     for scale in ("linear", "root", "log"):
         image = mh.plot(weights, scale=scale).axes[0].images[0]

@@ -5,11 +5,12 @@ import dataclasses
 import numpy as np
 import pytest
 
+import mha_haiku as mh
 from mha_haiku import records
 from mha_haiku.lab import heads
+from mha_haiku.lab import maps as all_maps
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, page, plotting, sets
-from mha_haiku.showing import shown as shown_
+from mha_haiku.showing import fitting, page
 
 T = 3
 
@@ -35,7 +36,7 @@ def maps():
 
 
 def with_why():
-    return sets.with_why(maps(), [cells(key=0), cells(key=1)])
+    return all_maps.with_why(maps(), [cells(key=0), cells(key=1)])
 
 
 def test_cells_that_are_seen_reach_the_page():
@@ -91,14 +92,14 @@ def test_terms_are_listed_the_largest_first_with_positions(terms):
         (0.5, "position", "of the score"),
     ]
     assert sum(row["term"] for row in terms.rows()) == terms.total
-    html = shown_.fragment(terms)
+    html = mh.show(terms).html
     assert "Held: the factors of norms" in html and "$x$" in html
     assert len(terms.rows(2)) == 2 and repr(terms).count("\n") == 5
 
 
 def test_a_figure_has_a_bar_for_each_term(terms):
     pytest.importorskip("matplotlib")
-    (axes,) = plotting.figure_of(terms, title=None).axes
+    (axes,) = mh.plot(terms).axes
     assert [bar.get_width() for bar in axes.patches] == [3, -3, 2, 0.5]
     names = [label.get_text() for label in axes.get_yticklabels()]
     assert names[1] == "head 0.1  x  $x$"

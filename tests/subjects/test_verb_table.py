@@ -151,7 +151,7 @@ CALLS = {
     "prune": lambda s, x, y, n, out: s.prune(0.5),
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
-    "rollout": lambda s, x, y, n, out: s.rollout(n, flow_examples=1, draws=1),
+    "rollout": lambda s, x, y, n, out: s.rollout(x),
     "save": lambda s, x, y, n, out: s.save(out),
     "show": lambda s, x, y, n, out: s.show(x),
     "sites": lambda s, x, y, n, out: s.sites(x),
@@ -178,7 +178,7 @@ def test_every_verb_and_reason_is_in_the_table():
 
 
 # Of models that are built here, these take minutes, and have tests of their own.
-_LONG = ("learn_gates", "train", "sweep", "prune", "rollout", "reads", "why", "writes")
+_LONG = ("learn_gates", "train", "sweep", "prune", "reads", "why", "writes")
 _BUILT = ("causal", "encoder", "encoder-decoder", "sentences")
 _QUICK = ("ablated", "edited", "logits", "look", "maps", "measured", "sites")
 

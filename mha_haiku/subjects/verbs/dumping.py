@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, checks
+from mha_haiku.core import attention, checks, outputs
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import maps
 from mha_haiku.lab.heads import alignment, running
-from mha_haiku.records import Layer, map_set
-from mha_haiku.showing import collecting, drawing, figures, fitting, labels, page
+from mha_haiku.records import Layer, labels, map_set
+from mha_haiku.showing import drawing, figures, fitting, page
 from mha_haiku.subjects import computing, conversion, dossiers, imported_runs
 from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
@@ -60,11 +61,12 @@ def dump(
     else:
         folder = subject.folder.attention / ("" if own is None else "own_text")
     cluster.first_does(lambda: files.check_writable("out", folder))  # before the work
-    maps = measured(subject, own=own, **options)
+    found = measured(subject, own=own, **options)
     with checks.user_mistakes():
-        maps.check(is_finite=True)  # before any file changes
+        found.check(is_finite=True)  # before any file changes
     if cluster.is_first():
-        maps.save(folder / "maps.npz")
+        outputs.claim(folder, ["maps.npz"])
+        found.save(folder / "maps.npz")
     return folder / "maps.npz"
 
 
@@ -179,18 +181,18 @@ def measured(
     if means and is_whole and own is None:
         # The same batch size as above, which is compiled already.
         count = -(-_MEAN_EXAMPLES // batch_size) * batch_size
-        numbers, maps = [], []
+        numbers, cells = [], []
         for *_, of_layers in looks(range(count), "means of maps"):
-            maps.append([layer_seen.weights.mean(axis=0) for layer_seen in of_layers])
+            cells.append([layer_seen.weights.mean(axis=0) for layer_seen in of_layers])
             numbers.append([layer_seen.numbers for layer_seen in of_layers])
-        maps = [np.mean(x, 0, dtype=np.float32) for x in zip(*maps, strict=True)]
-        mean = _mean(f"mean of {count} examples", example, maps)
+        cells = [np.mean(x, 0, dtype=np.float32) for x in zip(*cells, strict=True)]
+        mean = _mean(f"mean of {count} examples", example, cells)
         numbers = jax.tree.map(lambda *x: np.concatenate(x), *numbers)
         for each, shares in zip(seen, numbers, strict=True):  # over all these examples
             shares = {x: y for x, y in shares.items() if x not in attention.STATISTICS}
             each.numbers.update(shares)
     dtype = subject.config.attention.dtype
-    found = collecting.map_set(
+    found = maps.joined(
         subject.title, shown, seen, bare, step=subject.step, dtype=dtype
     )
     if mean is not None:
@@ -203,25 +205,27 @@ def write_report(
 ) -> list[Path]:
     """Writes one picture per layer and `index.html` next to a folder's `maps.npz`.
 
-    Pictures (`layer_00.png`, or `cross_00.png`) of layers that are no longer in
-    `maps.npz` are removed, so that the folder never mixes two runs. Without matplotlib
-    only the page is written. Returns the written paths, the page last.
+    Pictures (`layer_00.png`, or `cross_00.png`) that an earlier report has written of
+    layers that are no longer in `maps.npz` are removed. Without matplotlib only the
+    page is written. Returns the written paths, the page last.
     """
     folder, formats = checks.as_path(folder), drawing.formats_of(formats)
-    maps = map_set.MapSet.load(folder / "maps.npz")
+    saved = map_set.MapSet.load(folder / "maps.npz")
     _, html = fitting.fitted(dossiers.of_folder(folder), _PAGE_BYTES, page.render)
     written = []
     if drawing.is_possible():
-        count = sum(bool(layer.heads) for layer in maps.layers) * len(formats)
+        count = sum(bool(layer.heads) for layer in saved.layers) * len(formats)
         with progress.Bar(
             count, unit="picture", name="attention", doing="drawing"
         ) as bar:
-            for name, picture in figures.pictures(maps, formats):
+            for name, picture in figures.pictures(saved, formats):
+                outputs.claim(folder, [name])
                 written.append(files.write(folder / name, picture))
                 bar.update()
-    for path in folder.iterdir():
+    for path in map(folder.joinpath, outputs.names(folder)):
         if _PICTURE.fullmatch(path.name) and path not in written:
-            path.unlink()
+            path.unlink(missing_ok=True)
+    outputs.claim(folder, ["index.html"])
     return [*written, files.write(folder / "index.html", html)]
 
 
@@ -232,17 +236,13 @@ def _observer(
     num_bins: int | None,
 ):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
-    # If the chosen heads are the same in all layers, the others are left out at once.
-    is_same = all(heads == heads_of_layers[0] for heads in heads_of_layers)
-    shared = np.array(heads_of_layers[0], np.int32) if is_same else slice(None)
-
     separators = computing.separators(subject)
 
     def observe(params: Any, example: tasks.Example):
         example = computing.spread(subject, example)
 
         def observed(attention_map: attention.AttentionMap, kind: str):
-            seen = collecting.see(
+            return maps.see(
                 attention_map,
                 bins=num_bins,
                 kind=kind,
@@ -250,12 +250,10 @@ def _observer(
                 separators=running.separators_at(example, kind, separators),
                 lengths=running.key_lengths(example, kind),
             )
-            return seen.of_heads(shared)
 
         output, seen = computing.observed(subject, params, example, observed, parts)
-        if not is_same:
-            pairs = zip(seen, heads_of_layers, strict=True)
-            seen = [each.of_heads(np.array(heads, int)) for each, heads in pairs]
+        pairs = zip(seen, heads_of_layers, strict=True)
+        seen = [each.of_heads(np.array(heads, np.int32)) for each, heads in pairs]
         answers = None
         if output.logits is not None:
             shares, answers = jax.lax.top_k(
@@ -263,7 +261,7 @@ def _observer(
                 min(map_set.MOST_LIKELIEST, output.logits.shape[-1]),
             )
             answers = answers, shares
-        return example, answers, list(seen)
+        return example, answers, seen
 
     return computing.program(subject, observe)
 
@@ -384,7 +382,7 @@ def _examples(
     return examples
 
 
-def _mean(name: str, example: tasks.Example, maps: Sequence[Any]) -> map_set.Example:
+def _mean(name: str, example: tasks.Example, weights: Sequence[Any]) -> map_set.Example:
     """Makes an example of the mean of whole maps, whose tokens are unknown."""
     tokens, *decoder = (
         [""] * side.shape[1]
@@ -393,7 +391,9 @@ def _mean(name: str, example: tasks.Example, maps: Sequence[Any]) -> map_set.Exa
     )
     lengths = [len(each) for each in (tokens, *decoder)]
     queries, keys, kinds = _axes(None, lengths, tokens, *decoder, *decoder)
-    return map_set.Example(name, queries, keys, tuple(maps), is_mean=True, kinds=kinds)
+    return map_set.Example(
+        name, queries, keys, tuple(weights), is_mean=True, kinds=kinds
+    )
 
 
 def _axes(
@@ -409,24 +409,21 @@ def _axes(
     # `read` tokens and should predict others. Answers are the decoder's, whose axes are
     # therefore the axes of the example; `aligned` `[T, S]` is for cross-attention.
 
-    def axis(
-        texts: Sequence[str], length: int, label: str = "", notes: Sequence[str] = ()
-    ) -> map_set.Axis:
-        edges = attention.bin_edges(len(texts), min(len(texts), num_bins or len(texts)))
-        bins = int(np.searchsorted(edges[:-1], length))
-        edges = np.minimum(edges[: bins + 1], length)
-        return map_set.Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
-
     def said(verb: str, texts: Sequence[str]) -> list[str]:
         return [f"{verb} “{labels.visible(x)}”" if x else "" for x in texts]
 
     if read is None:
-        source = axis(tokens, *lengths)
+        source = maps.axis(tokens, num_bins, length=lengths[0])
         return source, source, {}
     length, target_length = lengths
-    source = axis(tokens, length, "source token")
-    reading = axis(read, target_length, "token read", said("predicts", predicted))
-    predicting = axis(predicted, target_length, "token predicted", said("reads", read))
+    source = maps.axis(tokens, num_bins, length=length, label="source token")
+    reading, predicting = (
+        maps.axis(texts, num_bins, length=target_length, label=label, notes=notes)
+        for texts, label, notes in (
+            (read, "token read", said("predicts", predicted)),
+            (predicted, "token predicted", said("reads", read)),
+        )
+    )
     if aligned is not None:
         aligned = aligned[:target_length, :length]
     kinds = {

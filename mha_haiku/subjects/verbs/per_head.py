@@ -12,11 +12,10 @@ import numpy as np
 
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab import heads
+from mha_haiku.lab import heads, maps
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
-from mha_haiku.showing import collecting
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import (
     EXAMPLES,
@@ -68,8 +67,8 @@ def statistics(
     separators = computing.separators(subject)
 
     def observe(params: Any, example: tasks.Example):
-        def known(attention_map: attention.AttentionMap, kind: str) -> collecting.Seen:
-            return collecting.known(
+        def known(attention_map: attention.AttentionMap, kind: str) -> maps.Seen:
+            return maps.known(
                 running.without_padding(attention_map, subject.model, example, kind),
                 kind,
                 tokens=running.tokens(example, kind),
@@ -96,13 +95,13 @@ def statistics(
         aligned.append([layer_seen.aligned(alignments) for layer_seen in of_layers])
     known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [part.names for part in parts]
-    numbers = collecting.summary([each.numbers for each in known], columns)
+    numbers = maps.summary([each.numbers for each in known], columns)
     what = _counted(len(known[0].numbers["entropy"]), own)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(f"In {what} every query is fully masked.")
     title = f"{subject.title}: means over {what}"
     kinds = tuple(part.kind for part in parts if part.kind)
-    roles = collecting.roles(known, columns=columns, kinds=kinds)
+    roles = maps.roles(known, columns=columns, kinds=kinds)
     every = range(numbers["entropy"].mean.shape[1])
     measured_layers = tuple(
         Layer.of_model(part.kind, part.layer, i, every)

@@ -11,7 +11,7 @@ from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.showing import sets
+from mha_haiku.lab.maps import TextMaps
 from mha_haiku.subjects import answers
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, refuse, verb
@@ -31,7 +31,7 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
 
 
 @verb
-def maps(subject: Subject, inputs: Any, *, why: int = 0) -> sets.TextMaps:
+def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     """Computes the attention map of each layer, with its tokens.
 
     For one text, the page explains the `why` largest weights of each query, which takes
@@ -57,7 +57,7 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> sets.TextMaps:
     keys = () if keys == tokens else keys
     cells = tuple(cells[::-1])
     texts = tokens or None, keys or None, None if pictures is None else list(pictures)
-    return sets.TextMaps(found, *texts, cells, subject.name)
+    return TextMaps(found, *texts, cells, subject.name)
 
 
 @verb

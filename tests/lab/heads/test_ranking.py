@@ -24,15 +24,14 @@ def test_rank_intervals_hold_true_ranks_and_narrow_with_certainty():
     assert (unsure[..., 0] <= unsure[..., 1])[there].all()
     width = (unsure[..., 1] - unsure[..., 0])[there]
     assert width.max() >= 2 and np.isnan(unsure[1, 1]).all()
-    with pytest.raises(ValueError, match=r"level must be in \(0, 1\), got 1"):
-        heads.rank_intervals(_importance(mean, 1), level=1)
 
 
-def test_rank_intervals_hold_the_share_that_is_asked_for():
-    # Of three draws in four the first head leads, as in (1, 1) with 0.5 to 0.25.
-    found = heads.Heads.of_examples(np.array([[[1.0, 0.0]], [[0.0, 0.5]]]))
-    for level, wanted in [(0.4, [[1, 1], [2, 2]]), (0.6, [[1, 2], [1, 2]])]:
-        ends = heads.rank_intervals(found, level=level)
+def test_rank_intervals_hold_nineteen_resamples_in_twenty():
+    # The second head leads where only the first example is drawn: in 1 of n**n.
+    for count, wanted in [(2, [[1, 2], [1, 2]]), (4, [[1, 1], [2, 2]])]:
+        values = np.tile([[[1.0, 0.0]]], (count, 1, 1))
+        values[0] = 0, 0.3
+        ends = heads.rank_intervals(heads.Heads.of_examples(values))
         np.testing.assert_array_equal(ends[0], wanted)
 
 

@@ -10,8 +10,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads
-from mha_haiku.showing import sets
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computing, pictures
 from mha_haiku.subjects.subject import VERBS
 from tests import everyday, pretrained
 
@@ -41,8 +40,8 @@ CALLS = {
     "paths": lambda x: x.paths(*_pair(x), answers=ANSWERS).per_example,
     "plot": lambda x: x.plot(TEXT, layer=1).axes[0].images[0].get_array(),
     "roles": lambda x: {n: c.mean for n, c in x.roles(4).numbers.items()},
-    "rollout": lambda x: x.rollout(examples=2, flow_examples=1, draws=1).drops,
-    "show": lambda x: sets.map_set_of(x).examples[0].weights,
+    "rollout": lambda x: x.rollout().shares,
+    "show": lambda x: pictures.map_set_of(x).examples[0].weights,
     "sites": lambda x: repr(x.sites(TEXT)),
     "statistics": lambda x: [
         each.mean for each in x.statistics(examples=4).numbers.values()

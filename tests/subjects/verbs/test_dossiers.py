@@ -9,9 +9,9 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, records
+from mha_haiku.lab import maps
 from mha_haiku.records import Layer, archive
 from mha_haiku.records.map_set import MapSet
-from mha_haiku.showing import sets
 from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
@@ -54,7 +54,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
     _, found = mh.attend(query, key, key)
     images = np.zeros((8, 2, 2), np.uint8)
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        shown = sets.map_set(sets.TextMaps([found], "aaaaaaaa", **options))
+        shown = maps.map_set(maps.TextMaps([found], "aaaaaaaa", **options))
         assert shown.columns["role"].names.tolist() == [[expected]]
     assert np.isnan(shown.columns["role"].mean).all()
 
@@ -67,7 +67,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
     _, found = mh.attend(query, key, key)
     for last, expected in (("[SEP]", "separator"), ("down", "mixed")):
         tokens = ["[CLS]", "the", "cat", "sat", last]
-        columns = sets.map_set(sets.TextMaps([found], tokens)).columns
+        columns = maps.map_set(maps.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]
         assert ("separators" in columns) == (expected == "separator")
 
@@ -86,7 +86,10 @@ def test_numbers_are_those_that_were_computed(trained):
 
     numbers = {
         "ablation": records.Column(
-            np.array([[1.0, 2], [3, 4]]), "nats", "rise of the loss", np.eye(2)
+            np.array([[1.0, 2], [3, 4]]),
+            "nats",
+            heads.MEASURES["ablation"].label.format(metric="loss"),
+            np.eye(2),
         )
     }
     layers = tuple(records.Layer.of_model("", i, i, (0, 1)) for i in (0, 1))
@@ -96,6 +99,11 @@ def test_numbers_are_those_that_were_computed(trained):
     (maps,) = dossiers.of_folder(trained / "attention").sets
     assert maps.missing == ()
     np.testing.assert_array_equal(maps.columns["ablation"].mean, [[1, 2], [3, 4]])
+    # Nor is a number that says that it is something else one of these measures.
+    renamed = {"ablation": numbers["ablation"]._replace(label="/etc/passwd")}
+    dataclasses.replace(result, columns=renamed).save(written)
+    (maps,) = dossiers.of_folder(trained / "attention").sets
+    assert "ablation" not in maps.columns and maps.missing
     # Of another step it says nothing of these maps.
     dataclasses.replace(result, step=20).save(written)
     (maps,) = dossiers.of_folder(trained / "attention").sets

@@ -12,9 +12,9 @@ import pytest
 
 from mha_haiku import heads, records, tasks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.lab import maps
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
-from mha_haiku.showing import collecting
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
@@ -175,7 +175,7 @@ def test_layers_may_have_different_numbers_of_heads():
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
         {"entropy": np.array([[5.0], [6.0]])},
     ]
-    numbers = collecting.summary(of_layers, [range(3), range(1)])
+    numbers = maps.summary(of_layers, [range(3), range(1)])
     mean, error, nothing = (
         numbers["entropy"].mean,
         numbers["entropy"].standard_error,

@@ -12,7 +12,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import commands, runs, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import sets
+from mha_haiku.subjects import pictures
 from mha_haiku.training.runs import configuration, folders
 from mha_haiku.training.tasks import task_files
 from tests import tiny_runs
@@ -243,7 +243,7 @@ def test_the_file_of_a_run_is_found_from_another_working_directory(
         mh.load,
         runs.load_run,
         lambda root: mh.show(root),
-        sets.dossier_of,  # of compare=,
+        pictures.dossier_of,  # of compare=,
         lambda root: runs.train(runs.default_config(), root),
         lambda root: runs.train(
             runs.default_config().replace(init_from=str(root)), "new"

@@ -1,28 +1,40 @@
-"""Converts objects with attention maps to the `MapSet`s of a page.
+"""Attention maps as records: the only maker of a `MapSet`.
 
-A class with maps registers how they become a set: `map_set_of.register(Class)`. Weights
-of maps in memory are whole up to `WHOLE` positions and pooled beyond.
+`see` observes a map inside a program; `map_set` reads maps that were computed, with the
+texts along them, and `joined` makes the set of what was observed of all layers.
 
-N examples (all of the batch axes), H heads, T query and S key positions.
+B... batch axes, N examples (of all of them), L layers, H heads, T query and S key
+positions, P and Q bins of these.
 """
 
 import dataclasses
-import functools
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.typing import DTypeLike
 
-from mha_haiku.core import attention, checks, display, models
+from mha_haiku.core import attention, display, models, tiles
 from mha_haiku.core.attention import sited
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
-from mha_haiku.records import Layer
-from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet, Why
-from mha_haiku.showing import collecting, labels
+from mha_haiku.lab.heads import alignment, running
+from mha_haiku.records import Column, Heads, Layer, labels, means
+from mha_haiku.records.heads import OFFSET, ROLE
+from mha_haiku.records.map_set import Axes, Axis, Example, MapSet, Why
+
+Array = jax.Array
+# Names and labels of statistics where it is known which positions they are of.
+NAMES = {
+    "chosen_positions": (
+        "separators",
+        "attention on special tokens after the first position, such as [SEP]",
+    )
+}
+
 
 WHOLE = 512  # positions, up to which maps are taken whole
 _BINS = 128  # of longer ones
@@ -97,65 +109,299 @@ def text_maps(value: Any, **texts: Any) -> TextMaps | None:
     return dataclasses.replace(value, **texts)
 
 
-@functools.singledispatch
-def map_set_of(value: Any) -> MapSet:
-    """Collects the maps of an object without inputs: a run, on held-out examples."""
-    raise TypeError(f"compare must be a run or its folder, got {type(value).__name__}.")
+class Seen(NamedTuple):
+    """Maps and statistics of the heads of one layer, for each of N examples.
 
-
-@map_set_of.register
-def _(value: MapSet) -> MapSet:
-    return value
-
-
-@functools.singledispatch
-def dossier_of(value: Any, compare: Any = None) -> Dossier:
-    """Makes the dossier of an object that has maps without inputs.
-
-    `compare` is another such object, or a dict of one by its name, or None.
+    Attributes:
+      numbers: Statistics and shares of alignments by name, `[N, H]`.
+      evidence: Evidence of roles, `[N, H, ...]`; see `heads.role_evidence`. {} for
+        pooled maps.
+      places: The key with the largest weight of each query, `[N, H, T]`, in whole maps
+        of cross-attention, for `aligned`; else None.
+      weights: `[N, H, P, Q]`, or None if only numbers are wanted.
+      masked: Booleans `[N, 1, P, Q]`, or `[N, H, P, Q]` where heads differ; None where
+        examples start at different positions.
     """
-    return joined(value, compare)
+
+    numbers: dict[str, Any]
+    evidence: dict[str, Any]
+    places: Any = None
+    weights: Any = None
+    masked: Any = None
+
+    def aligned(self, alignments: Mapping[str, np.ndarray]) -> "Seen":
+        """Adds how often heads look where they should, `[N, T, S]` by name."""
+        if self.places is None:
+            return self
+        shares = {x: alignment.shares(self.places, y) for x, y in alignments.items()}
+        evidence = self.evidence | alignment.evidence(shares)
+        return self._replace(
+            numbers=self.numbers | shares, evidence=evidence, places=None
+        )
+
+    def of_heads(self, chosen: Any) -> "Seen":
+        """Keeps some heads."""
+        masked = self.masked
+        if masked is not None and masked.shape[1] > 1:
+            masked = masked[:, chosen]
+        others = self._replace(masked=None)
+        return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
 
 
-def joined(value: Any, compare: Any = None) -> Dossier:
-    """Joins one set, or two next to each other, to a dossier."""
-    other_name, compare = named(compare)
-    sets, names = [map_set_of(value)], [""]
-    if compare is not None:
-        other = dossier_of(compare)
-        sets.append(dataclasses.replace(other.sets[-1], name=other.title))
-        names = [sets[0].name, other_name or sets[1].name]
-        if names[0] == names[1]:
-            names = [f"{name} ({i})" for i, name in enumerate(names, 1)]
-    pairs = zip(sets, names, strict=True)
-    shown = tuple(dataclasses.replace(x, name=n, step=None) for x, n in pairs)
-    return Dossier(" and ".join(maps.name for maps in sets), shown)
+def known(
+    attention_map: attention.AttentionMap,
+    kind: str = "",
+    *,
+    tokens: Array | np.ndarray | None = None,
+    separators: Array | np.ndarray | None = None,
+    lengths: Array | np.ndarray | None = None,
+) -> Seen:
+    """Measures the heads of a whole map; arguments as of `see`."""
+    statistics = attention_map.statistics(tokens=tokens, positions=separators)
+    evidence = heads.role_evidence(
+        attention_map, statistics, kind, tokens=tokens, lengths=lengths
+    )
+    places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
+    numbers, places = _flat((per_head(statistics), places), attention_map)
+    return Seen(numbers, evidence, places)
 
 
-def has_own(value: Any) -> bool:
-    """Checks whether an object has maps without inputs."""
-    return map_set_of.dispatch(type(value)) is not map_set_of.dispatch(object)
+def see(
+    attention_map: attention.AttentionMap,
+    *,
+    examples: Any = slice(None),
+    bins: int | None = None,
+    kind: str = "",
+    tokens: Array | np.ndarray | None = None,
+    separators: Array | np.ndarray | None = None,
+    lengths: Array | np.ndarray | None = None,
+    has_numbers: bool = True,
+) -> Seen:
+    """Observes a map `[B..., H, T, S]` to show, inside a program.
+
+    Args:
+      attention_map: The map.
+      examples: Which of the N examples.
+      bins: Maximum rows and columns of a pooled map; None for a whole map.
+      kind: The kind of its layer, for the roles of heads, which whole maps have.
+      tokens: The tokens of the queries, which some statistics and roles need.
+      separators: `[B..., S]` booleans, keys that are separators, for a role.
+      lengths: Numbers of valid keys. Defaults to all keys.
+      has_numbers: Whether there are statistics, in the same pass as a pooled map.
+    """
+    told = Seen({}, {})
+    masked = pooled = None
+    if bins is not None:
+        num_queries, num_keys = attention_map.shape[-2:]
+        pooled = min(bins, num_queries), min(bins, num_keys)
+    if pooled is None:
+        weights = attention_map.weights()
+        if has_numbers:
+            told = known(
+                attention_map,
+                kind,
+                tokens=tokens,
+                separators=separators,
+                lengths=lengths,
+            )
+    elif has_numbers:
+        statistics = attention_map.statistics(pooled=pooled, tokens=tokens)
+        weights = statistics.pooled
+        told = Seen(_flat(per_head(statistics), attention_map), {})
+    else:
+        weights = attention_map.pooled(*pooled)
+    origin = attention_map.weighting.origin
+    if not np.ndim(origin.query) and not np.ndim(origin.key):
+        masked = masked_cells(attention_map, *(pooled or ()))
+    weights, masked = _flat((weights, masked), attention_map)
+    told = told._replace(weights=weights, masked=masked)
+    return jax.tree.map(lambda x: x[examples], told)
 
 
-def with_heads(maps: MapSet, heads: Any) -> MapSet:
-    """Keeps some heads, by their names in the unpruned model."""
-    if not np.ndim(heads) or not len(heads):
-        raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
-    known = sorted({name for layer in maps.layers for name in layer.heads}, key=int)
-    wanted = [checks.choice("heads", str(head), known) for head in heads]
-    places = [
-        [layer.heads.index(name) for name in wanted if name in layer.heads]
-        for layer in maps.layers
-    ]
-    return maps.with_heads(places)
+def masked_cells(
+    attention_map: attention.AttentionMap,
+    rows: int | None = None,
+    columns: int | None = None,
+) -> Array:
+    """Marks cells without weight because the mask forbids it, `[B..., H, P, Q]`.
+
+    H is 1 if all heads have the same mask. If the map is pooled to at most `bins` rows
+    and columns, a cell counts as masked if it lies outside of the keys between the
+    first and the last that a query of its bin may attend to.
+    """
+    mask, origin = attention_map.weighting.mask, attention_map.weighting.origin
+    *batch, heads, num_queries, num_keys = attention_map.shape
+    if not mask.has_heads():
+        heads = 1
+    if rows is None or columns is None:
+        at = origin.at(np.arange(num_queries), np.arange(num_keys))
+        masked = tiles.lifted(~mask.aligned_tile(*at), len(batch) + 3)
+        return jnp.broadcast_to(masked, (*batch, heads, num_queries, num_keys))
+    query_edges = attention.bin_edges(num_queries, rows)
+    key_edges = jnp.asarray(attention.bin_edges(num_keys, columns))[None]
+
+    def of_head(index: Array) -> Array:
+        *example, head = jnp.unravel_index(index, (*batch, heads))
+        own = mask.at_head(tuple(example), head)
+        keys = origin.key, origin.key + num_keys
+        ranges = [
+            own.key_range((origin.query + start, origin.query + stop), keys)
+            for start, stop in zip(
+                query_edges[:-1].tolist(), query_edges[1:].tolist(), strict=True
+            )
+        ]
+        first, last = jnp.asarray(ranges).T[..., None] - origin.key
+        return (
+            (key_edges[:, 1:] <= first) | (key_edges[:, :-1] >= last) | (first >= last)
+        )
+
+    masked = jax.vmap(of_head)(jnp.arange(math.prod(batch) * heads))
+    return masked.reshape(*batch, heads, *masked.shape[1:])
 
 
-def named(value: Any) -> tuple[str, Any]:
-    """Splits a shown value into its name, or "", and the value itself."""
-    if isinstance(value, Mapping) and len(value) == 1:
-        ((name, value),) = value.items()
-        return str(name), value
-    return "", value
+def _flat(tree: Any, attention_map: attention.AttentionMap) -> Any:
+    """Merges the batch axes of arrays, which the map has too, into one."""
+    batch_shape = attention_map.shape[:-3]
+    count, axes = math.prod(batch_shape), len(batch_shape)
+    return jax.tree.map(lambda x: x.reshape(count, *x.shape[axes:]), tree)
+
+
+# Outside of any other program; what has one shape compiles once.
+see_alone = jax.jit(see, static_argnames=("bins", "kind", "has_numbers"))
+
+
+def joined(
+    name: str,
+    layers: Sequence[Layer],
+    seen: Sequence[Seen],
+    examples: Sequence[Example],
+    *,
+    step: int | None = None,
+    dtype: DTypeLike = np.float32,
+) -> MapSet:
+    """Joins the observations of L layers to a set, on the host.
+
+    The N examples have everything but their maps. Their axes may be shorter than the
+    maps: the other rows and columns are padding and left out. Weights get `dtype`.
+    """
+    columns = [range(len(layer.heads)) for layer in layers]
+    known = summary([layer_seen.numbers for layer_seen in seen], columns)
+    filled = [_filled(x, n, layers, seen, dtype) for n, x in enumerate(examples)]
+    weights = [x for example in filled for x in example.weights]
+    are_shares = all(((x >= 0) & (x <= 1)).all() for x in weights)
+    if all(layer_seen.evidence for layer_seen in seen):
+        found = roles(seen).columns
+        known |= {name: found[name] for name in (ROLE, OFFSET) if name in found}
+    return MapSet(
+        name, tuple(layers), tuple(filled), step, known, are_shares=are_shares
+    )
+
+
+def _filled(
+    example: Example,
+    n: int,
+    layers: Sequence[Layer],
+    seen: Sequence[Seen],
+    dtype: DTypeLike,
+) -> Example:
+    weights, masked = [], []
+    for layer, layer_seen in zip(layers, seen, strict=True):
+        axes = example.axes(layer)
+        part = np.s_[..., : axes.queries.bins, : axes.keys.bins]
+        weights.append(layer_seen.weights[n][part].astype(dtype))
+        hidden = layer_seen.masked
+        if hidden is not None:
+            hidden = hidden[n][part]
+            # One for all heads where they have the same, even if known only by head.
+            hidden = hidden[0] if (hidden == hidden[:1]).all() else hidden
+            # The same array where layers have the same mask, which is stored once then.
+            known = (x for x in masked if x is not None and np.array_equal(x, hidden))
+            hidden = next(known, hidden)
+        masked.append(hidden)
+    return example._replace(weights=tuple(weights), masked=tuple(masked))
+
+
+def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
+    """Finds the roles of heads, over all examples; see `heads.roles_of_evidence`."""
+    sums = [{x: y.sum(0) for x, y in seen.evidence.items()} for seen in of_layers]
+    return heads.roles_of_evidence(sums, **options)
+
+
+def per_head(statistics: attention.Statistics) -> dict[str, jax.Array]:
+    """Collects the numbers that have one value per head, `[N, H]`, by name.
+
+    They are NaN for an example in which every query is fully masked.
+    """
+    numbers = {name: getattr(statistics, name) for name in attention.STATISTICS}
+    is_empty = statistics.num_queries == 0
+    return {
+        name: jnp.where(is_empty, np.nan, values)
+        for name, values in numbers.items()
+        if values is not None and name != "num_queries"
+    }
+
+
+def summary(
+    statistics: Sequence[Mapping[str, np.ndarray]],
+    columns: Sequence[Sequence[int]],
+    *,
+    names: Mapping[str, tuple[str, str]] = NAMES,
+) -> dict[str, Column]:
+    """Averages each statistic over examples, `[L, H]`, with standard errors.
+
+    For each layer pass the result of `per_head`, `[N, H]`, where H may differ and a
+    number may be missing, and the column of each head in the result, such as its index
+    in the unpruned layer. `names` has other names and labels of statistics.
+    """
+    num_heads = 1 + max(max(places, default=-1) for places in columns)
+
+    def over_layers(mean: Callable[[np.ndarray], np.ndarray], name: str) -> np.ndarray:
+        rows = np.full((len(statistics), num_heads), np.nan)
+        for row, layer, places in zip(rows, statistics, columns, strict=True):
+            if name in layer:
+                row[list(places)] = mean(layer[name])
+        return rows
+
+    given = dict.fromkeys(name for layer in statistics for name in layer)
+    known = attention.STATISTICS
+    found = {}
+    for name in [
+        *(x for x in given if x not in known),
+        *(x for x in known if x in given),
+    ]:
+        entry = known.get(name)
+        unit = alignment.UNIT if entry is None else entry.unit
+        label = alignment.label(name) if entry is None else entry.label
+        mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
+        name, label = names.get(name, (name, label))
+        found[name] = Column(mean, unit, label, error)
+    return found
+
+
+def heads_of(statistics: attention.Statistics) -> Heads:
+    """Averages each statistic over examples, `[1, H]`, with standard errors."""
+    count = np.asarray(statistics.num_queries)
+    if not count.size:
+        raise ValueError(f"there are no examples or no heads: {statistics!r}.")
+    means = {}
+    for name in attention.STATISTICS:
+        values = getattr(statistics, name)
+        # Of statistics per query the mean; they are 0 where the query is masked.
+        if values is not None and np.ndim(values) > count.ndim:
+            means[name] = np.asarray(values).sum(-1) / np.maximum(count, 1)
+    means = dataclasses.replace(statistics, values=statistics.values | means)
+    found = per_head(means) | {"num_queries": count}
+    num_heads = count.shape[-1]
+    layer = {
+        name: np.reshape(values, (-1, num_heads)) for name, values in found.items()
+    }
+    examples = math.prod(count.shape[:-1])
+    over = "" if examples == 1 else f", means over {examples} examples"
+    return Heads.of(
+        f"Statistics of {num_heads} heads{over}",
+        summary([layer], [range(num_heads)], names={}),
+        notes=("Of queries that see a key",),
+    )
 
 
 def _are_maps(value: Any) -> bool:
@@ -252,30 +498,31 @@ def map_set(
     if has_ids and is_whole:
         tokens = _token_ids(queries, batch_shape)
         separators = _separators(keys, batch_shape)
-    seen, edges = [], {}
+    bins = None if is_whole else _BINS
+    seen, sizes = [], {}
     for layer, attention_map in pairs:
-        of_layer = collecting.see_alone(
+        of_layer = see_alone(
             attention_map,
             examples=np.array(shown),
-            bins=None if is_whole else _BINS,
+            bins=bins,
             kind=layer.kind,
             tokens=tokens,
             separators=separators,
             has_numbers=has_numbers,
         )
         seen.append(jax.device_get(of_layer))
-        edges[layer.kind] = [
-            attention.bin_edges(size, size if is_whole else _BINS)
-            for size in attention_map.shape[-2:]
-        ]
+        sizes[layer.kind] = attention_map.shape[-2:]
     places = np.transpose(np.unravel_index(shown, batch_shape or (1,))).tolist()
     sides = {"encoder": (keys, keys), "decoder": (queries, queries)}
     examples = []
     for example, place in zip(shown, places, strict=True):
-        axes = {
-            kind: _axes(sides.get(kind, (queries, keys)), example, own)
-            for kind, own in edges.items()
-        }
+        axes = {}
+        for kind, lengths in sizes.items():
+            texts = sides.get(kind, (queries, keys))
+            pairs_of_sides = zip(texts, lengths, strict=True)
+            texts = (x[example] if x else [""] * size for x, size in pairs_of_sides)
+            rows, columns = (axis(text, bins) for text in texts)
+            axes[kind] = Axes(rows, columns)
         main = axes.get("decoder", next(iter(axes.values())))
         text = labels.beginning(main.keys.tokens, _LONGEST_NAME) if count > 1 else ""
         named = "example " + ", ".join(map(str, place))
@@ -289,13 +536,28 @@ def map_set(
                 kinds={kind: sides for kind, sides in axes.items() if kind},
             )
         )
-    return collecting.map_set(name, [layer for layer, _ in pairs], seen, examples)
+    whole = joined(name, [layer for layer, _ in pairs], seen, examples)
+    return with_why(whole, found.why) if found.why and only is None else whole
+
+
+def axis(
+    texts: Sequence[str],
+    bins: int | None = None,
+    *,
+    length: int | None = None,
+    label: str = "",
+    notes: Sequence[str] = (),
+) -> Axis:
+    """Makes the axis of T texts, pooled to at most `bins` bins and cut at `length`."""
+    size = len(texts)
+    length = size if length is None else length
+    edges = attention.bin_edges(size, min(size, bins or size))
+    edges = np.minimum(edges[: np.searchsorted(edges[:-1], length) + 1], length)
+    return Axis(tuple(texts[:length]), edges, label, tuple(notes[:length]))
 
 
 def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
     """Adds to the first example why its heads look where they do."""
-    if not why:
-        return shown
     cells, scores, pairs, terms = [], [], [], []
     for each in why:
         for part, own in each.scores.items():
@@ -345,17 +607,6 @@ def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
                 f"{one.shape} for {first!r} and {other.shape} for {name!r}, which are "
                 "(B..., H, T, S)."
             )
-
-
-def _axes(
-    texts: tuple[_Tokens, _Tokens], example: int, edges: Sequence[np.ndarray]
-) -> Axes:
-    """Makes the axes along the maps of a kind of layers."""
-    queries, keys = (
-        Axis(x[example] if x else ("",) * int(own[-1]), own)
-        for x, own in zip(texts, edges, strict=True)
-    )
-    return Axes(queries, keys)
 
 
 def _token_ids(tokens: _Tokens | np.ndarray, batch_shape: Sequence[int]) -> np.ndarray:

@@ -6,7 +6,8 @@ import pytest
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend
-from mha_haiku.showing import collecting
+from mha_haiku.lab import maps
+from tests.showing.small_maps import make_map
 
 B, T, S, H, G, K = 2, 83, 70, 4, 2, 3
 LENGTHS = np.array([70, 41])
@@ -23,7 +24,7 @@ def attention_map():
 
 @pytest.mark.slow
 def test_masked_cells_of_a_whole_map_are_what_the_mask_forbids(attention_map):
-    masked = np.asarray(collecting.masked_cells(attention_map))
+    masked = np.asarray(maps.masked_cells(attention_map))
     assert masked.shape == (B, 1, T, S)
     t, s = np.arange(T)[:, None], np.arange(S)
     window = (s >= t - 9) & (s <= t + 2)
@@ -37,9 +38,7 @@ def test_masked_cells_of_a_pooled_map_hold_no_open_pair():
     query = np.zeros((B, T, H, K), np.float32)
     mask = masks.window(14, 0) & masks.padding(LENGTHS)
     _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
-    masked = np.asarray(
-        jax.jit(lambda x: collecting.masked_cells(x, 4, 5))(attention_map)
-    )
+    masked = np.asarray(jax.jit(lambda x: maps.masked_cells(x, 4, 5))(attention_map))
     allowed = np.asarray(mask.array(T, S))
     edges = [np.append(np.arange(0, T, 21), T), np.append(np.arange(0, S, 14), S)]
     assert masked.shape == (B, 1, 4, 5)
@@ -55,15 +54,35 @@ def test_masks_that_differ_by_head_do_so_in_their_cells():
     query = np.zeros((B, T, H, K), np.float32)
     mask = masks.dense(allowed)
     _, attention_map = attend(query, query[:, :S], query[:, :S], mask=mask)
-    np.testing.assert_array_equal(collecting.masked_cells(attention_map), ~allowed)
+    np.testing.assert_array_equal(maps.masked_cells(attention_map), ~allowed)
 
 
 def test_the_number_of_separators_says_which_tokens_it_counts():
     shares = {"chosen_positions": np.array([[0.25, 0.5]])}
-    found = collecting.summary([shares], [range(2)])
+    found = maps.summary([shares], [range(2)])
     assert list(found) == ["separators"]
     assert found["separators"].label == (
         "attention on special tokens after the first position, such as [SEP]"
     )
     # Of statistics whose positions the user chose, not known what they are.
-    assert list(collecting.summary([shares], [range(2)], names={})) == [*shares]
+    assert list(maps.summary([shares], [range(2)], names={})) == [*shares]
+
+
+@pytest.mark.parametrize("kind", ["full", "window", "padding"])
+@pytest.mark.parametrize("bins", [None, 3])
+def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
+    if bins is not None:
+        monkeypatch.setattr(maps, "WHOLE", 4)
+        monkeypatch.setattr(maps, "_BINS", bins)
+    mask = {
+        "full": masks.full(),
+        "window": masks.window(2, 0),
+        "padding": masks.padding(np.array([2, 4])),
+    }[kind]
+    attention_map = make_map(mask=mask)
+    whole = maps.map_set(maps.TextMaps(attention_map), has_numbers=False)
+    whole = whole.with_heads([[3, 1]])
+    expected = maps.masked_cells(attention_map, *((bins, bins) if bins else ()))
+    for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
+        cells = cells[[3, 1]] if len(cells) > 1 else cells[0]
+        np.testing.assert_array_equal(example.masked[0], cells)

@@ -2,7 +2,7 @@ import unicodedata
 
 import pytest
 
-from mha_haiku.showing import labels
+from mha_haiku.records import labels
 
 
 @pytest.mark.parametrize(
