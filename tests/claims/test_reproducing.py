@@ -295,7 +295,7 @@ def test_the_desk_trains_all_its_seeds_as_runs_train(make_config, tmp_path):
     for line, report in zip(trained.history, reports, strict=True):
         for name in report.keys() - {"learning_rate"}:
             assert line[name] == pytest.approx(report[name], rel=1e-5), name
-    assert trained.subject().maps(examples=2)
+    assert trained.subject().statistics(examples=2).numbers
     found = desk.evaluate(trained, examples=12)
     assert found["loss"] == pytest.approx(trained.held_out["loss"], rel=1e-5)
     other = desk.changed(trained, model__attention__scale=3.0, task__sequence_length=4)
