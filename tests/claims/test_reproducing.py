@@ -304,7 +304,7 @@ def test_the_desk_trains_all_its_seeds_as_runs_train(make_config, tmp_path):
     for line, report in zip(trained.history, reports, strict=True):
         for name in report.keys() - {"learning_rate"}:
             assert line[name] == pytest.approx(report[name], rel=1e-5), name
-    assert trained.subject().maps(examples=2)
+    assert trained.subject().statistics(examples=2).numbers
     found = desk.evaluate(trained, examples=12)
     assert found["loss"] == pytest.approx(trained.held_out["loss"], rel=1e-5)
     other = desk.changed(trained, model__attention__scale=3.0, task__sequence_length=4)
@@ -317,14 +317,14 @@ def test_the_desk_trains_all_its_seeds_as_runs_train(make_config, tmp_path):
     assert desk.apply(first, _summed) != desk.apply(trained, _summed)
     assert (desk.examples(first, 2).inputs != desk.examples(trained, 2).inputs).any()
     model = trained.model
-    other = dataclasses.replace(trained, model=model._replace(config=2))
-    assert [desk.apply(x, _config) for x in (trained, other)] == [model.config, 2]
+    other = dataclasses.replace(trained, model=model._replace(num_classes=2))
+    assert [desk.apply(x, _classes) for x in (trained, other)] == [5, 2]
     lines = [{"held_out_loss": 2.0}, {"held_out_loss": 1.0}, {"loss": 0.5}]
     assert dataclasses.replace(trained, history=lines).held_out == {"loss": 1.0}
 
 
-def _config(model, params):
-    return model.config
+def _classes(model, params):
+    return model.num_classes
 
 
 def _summed(model, params):
