@@ -28,7 +28,10 @@ from mha_haiku.core.sites.jaxprs import Site
 
 _ROOTS = {"rsqrt", "sqrt", "pow"}
 # Primitives between a sum of squares and its root.
-_BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
+_BEFORE_ROOTS = {
+    *("add", "sub", "mul", "div", "max", "min", "clamp", "select_n", "square"),
+    "integer_pow",
+}
 _MOST_BEFORE_ROOTS = 24
 
 
