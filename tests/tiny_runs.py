@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import pathlib
 from typing import Any, ClassVar
 
 import jax
@@ -129,10 +130,9 @@ def write_untrained(root, config, *, step: int = 3, value: float | None = None):
         return np.broadcast_to(np.asarray(array, x.dtype), x.shape)
 
     state = jax.tree.map(drawn, abstract)._replace(step=np.int32(step))
-    folder = folders.open_folder(root)
+    folder = folders.Folder(pathlib.Path(root))
     folders.write_config(folder, config, jax.local_devices()[:1], task)
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(step, state)
+    checkpoints.save(folder.checkpoints, step, state)
     return folder.root
 
 
@@ -164,11 +164,11 @@ def _traced_once():
     """
     kept, prepare = {}, trainers.Trainer.__init__
 
-    def prepare_once(self, opened, task, placement, source=None):
-        fields = {**opened[0].config.to_json(), "seed": None, "attention": None}
+    def prepare_once(self, config, task, placement, **options):
+        fields = {**config.to_json(), "seed": None, "attention": None}
         key = (
             json.dumps(fields, sort_keys=True, default=repr),
-            (task, len(opened), tuple(placement.devices)),
+            (task, tuple(placement.devices)),
             (folders.make_model, stepping.gradients),  # which tests replace
         )
 
@@ -185,7 +185,7 @@ def _traced_once():
             patch.setattr(
                 evaluation, "make_evaluation", once(evaluation.make_evaluation)
             )
-            prepare(self, opened, task, placement, source)
+            prepare(self, config, task, placement, **options)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(trainers.Trainer, "__init__", prepare_once)

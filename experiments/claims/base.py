@@ -169,7 +169,8 @@ class Claim:
     curves: ClassVar[tuple[Curve, ...]] = ()
     """Panels of the figure in addition to the criteria."""
     seeds: ClassVar[int] = 3
-    """Number of seeds: 3, or 6 if the pilot says that three cannot decide."""
+    """Number of seeds: 3, or 6 if the pilot says that three cannot decide. A verdict of
+    three that is close to a bound becomes a verdict of six, see `verdicts.is_close`."""
     needs: ClassVar[tuple[str, ...]] = ()
     """Optional packages to import, such as a pretrained model."""
     version: ClassVar[int] = 1
@@ -182,16 +183,6 @@ class Claim:
         super().__init_subclass__(**options)
         if "name" not in cls.__dict__:
             cls.name = cls.__module__.rpartition(".")[2]
-
-    @property
-    def verdict_seeds(self) -> range:
-        """The seeds that the verdict is of."""
-        return range(VERDICT_SEED, VERDICT_SEED + self.seeds)
-
-    @property
-    def second_seeds(self) -> range:
-        """Other seeds, on which the verdict must be the same."""
-        return range(SECOND_SEED, SECOND_SEED + self.seeds)
 
     def configs(self, arm: str) -> dict[str, runs.RunConfig]:
         """Returns the configs that `measure` trains, by names that the claim chooses.

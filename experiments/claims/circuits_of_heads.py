@@ -148,7 +148,7 @@ class CircuitsOfHeads(base.Claim):
         if arm == base.PLANTED:
             only = copying(only, *ends["text"])
             second = inducing(first, second, *ends["induction"])
-        scores = circuits.copying_score(only, *ends["text"])
+        scores = copying_score(only, *ends["text"])
         pairs = circuits.composition("k", first, second)
         one, other = np.unravel_index(pairs.argmax(), pairs.shape)
         earlier, later = _head(first, one), _head(second, other)
@@ -158,15 +158,61 @@ class CircuitsOfHeads(base.Claim):
             "mean copying score, one layer": scores.mean(),
             "largest K-composition": pairs.max(),
             "random K-composition": random_composition(seed, first, second),
-            "matching score of the pair": circuits.matching_score(
+            "matching score of the pair": matching_score(
                 later, embedding, earlier=earlier
             ),
-            "copying score of the pair": circuits.copying_score(
-                later, embedding, unembedding
-            ),
+            "copying score of the pair": copying_score(later, embedding, unembedding),
             "accuracy of induction": induction.held_out["accuracy"],
             "loss of text": text.held_out["loss"],
         }
+
+
+def copying_score(
+    weights: heads.HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
+) -> np.ndarray:
+    """Divides the sum of the OV circuit's eigenvalues by the sum of their magnitudes.
+
+    In [-1, 1]: 1 if the head copies, -1 if it subtracts what it looks at, about 0 for
+    random weights. The circuit goes from tokens to logits, through `token_embedding`
+    `[N, D]` and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
+    that makes the same tokens likelier. With weights of several heads the result has
+    their leading axis.
+
+    Raises:
+      ValueError: If embedding and unembedding have different tokens.
+
+    Source: Elhage et al. 2021, "Detecting copying behavior".
+    """
+    if embedding.shape != unembedding.shape[::-1]:
+        raise ValueError(
+            "embedding [N, D] and unembedding [D, N] must have the same tokens, "
+            f"got shapes {embedding.shape} and {unembedding.shape}."
+        )
+    inner = unembedding @ embedding
+    # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
+    return _positivity(weights.output @ inner @ weights.value)
+
+
+def matching_score(
+    weights: heads.HeadWeights,
+    embedding: np.ndarray,
+    *,
+    earlier: heads.HeadWeights | None = None,
+) -> np.ndarray:
+    """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
+
+    `embedding` `[N, D]` has the tokens as both sides read them. With an earlier head,
+    from a lower layer, keys are computed from what that head wrote: 1 if the head looks
+    for positions at which the earlier head read the query's token, which is induction
+    if that head looks one back.
+
+    Source: Elhage et al. 2021, "Checking the mechanistic theory".
+    """
+    inner = embedding.T @ embedding
+    if earlier is not None:  # keys are tokens, through the OV of the earlier head
+        inner = _ov(earlier).mT @ inner
+    # E Q K^T (E OV)^T has the same eigenvalues as K^T OV^T E^T E Q.
+    return _positivity(weights.key.mT @ inner @ weights.query)
 
 
 def random_composition(
@@ -213,9 +259,20 @@ def inducing(
 ) -> heads.HeadWeights:
     """Returns the second layer with a head that looks for the first head's inputs."""
     query = second.query[0]
-    read = circuits.ov(_head(first, 0)).mT @ embedding.T @ embedding @ query
+    read = _ov(_head(first, 0)).mT @ embedding.T @ embedding @ query
     key = np.concatenate([read[None], second.key[1:]])
     return copying(second._replace(key=key), embedding, unembedding)
+
+
+def _ov(weights: heads.HeadWeights) -> np.ndarray:
+    """Computes the OV circuit, `[D, D]`, from an attended vector to the output."""
+    return weights.value @ weights.output
+
+
+def _positivity(matrix: np.ndarray) -> np.ndarray:
+    values = np.linalg.eigvals(matrix)
+    sizes = np.abs(values).sum(-1)
+    return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
 
 
 def _head(weights, head):

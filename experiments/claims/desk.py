@@ -1,37 +1,23 @@
-"""The desk, which trains, keeps and evaluates runs for claims."""
+"""The desk, which trains, keeps and evaluates models for claims."""
 
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import json
 import os
-import sys
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from experiments.claims import training
 from mha_haiku.core import checks, fields, models
 from mha_haiku.subjects import computing, imported_runs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import devices, evaluation, tasks
-from mha_haiku.training.runs import (
-    configuration,
-    files,
-    folders,
-    loop,
-    metrics_log,
-    progress,
-)
-
-Look = Callable[[models.Model, Any, tasks.Example], dict[str, jax.Array]]
-
-_LOOKS = "looks.jsonl"
-_LOOKED_AT = 256  # held-out examples
+from mha_haiku.training.runs import configuration, folders, progress
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,9 +29,7 @@ class Trained:
       task: The task.
       model: The model; the same object for all seeds, so that programs compile once.
       params: Its parameters.
-      history: The lines of metrics.jsonl.
-      looks: Results of `look` of `Desk.train`, with their "step".
-      folder: The run's folder.
+      history: Its reports, as in metrics.jsonl.
     """
 
     config: configuration.RunConfig
@@ -53,12 +37,12 @@ class Trained:
     model: models.Model
     params: Any
     history: list[dict[str, Any]]
-    looks: list[dict[str, float]]
-    folder: Path
 
     def subject(self) -> Subject:
-        """Returns the run as a subject."""
-        return Subject.of_folder(self.folder)
+        """Returns the model as a subject."""
+        steps = self.config.training.steps
+        run = folders.Run(self.config, self.task, self.model, self.params, steps)
+        return Subject.of_run(run, f"{self.task.name} of seed {self.config.seed}")
 
     @property
     def held_out(self) -> dict[str, float]:
@@ -72,15 +56,11 @@ class Trained:
 
 
 class Desk:
-    """Trains and evaluates for claims.
-
-    Runs are kept in `workdir`, a folder for each config, so that a stopped training
-    resumes, and claims that train the same config share it.
+    """Trains and evaluates for claims; those that train the same config share it.
 
     Attributes:
-      workdir: The folder of all runs.
-      seeds: The seeds that will be used: they are trained in one program, if they are
-        consecutive numbers.
+      workdir: The folder of imported models.
+      seeds: The seeds that will be used: they are trained in one program.
       progress: Wraps an iterable to show progress, like `runs.progress.over`.
     """
 
@@ -99,34 +79,30 @@ class Desk:
         self._devices = list(devices or jax.devices())
         self._made: dict[Hashable, Any] = {}
 
-    def train(
-        self,
-        config: configuration.RunConfig,
-        seed: int,
-        *,
-        every: int = 0,
-        look: Look | None = None,
-    ) -> Trained:
-        """Returns the model of a config and seed, trained, or loaded if it has been.
+    def train(self, config: configuration.RunConfig, seed: int) -> Trained:
+        """Returns the model of a config and seed, trained with all seeds of the desk.
 
         Args:
           config: A complete config; its seed does not matter.
           seed: The seed.
-          every: Steps between two looks at the parameters in training; 0 for none.
-          look: A module's function of model, parameters and 256 held-out examples that
-            returns numbers by name; it is compiled.
 
         Raises:
-          KeyboardInterrupt: If the training was interrupted; it has saved its state.
           ConfigError: If the config is not valid.
-          NonFiniteLossError: See `runs.train`.
+          NonFiniteLossError: If a loss or a gradient is not finite.
         """
-        named = [every, look.__module__, look.__name__] if look else []
-        digest = digest_of([essence(config), *named])[:16]
-        if ("run", digest, seed) not in self._made:
-            observers = [_Looker(every, look)] if look else []
-            self._train(config, digest, seed, observers)
-        return self._made["run", digest, seed]
+        digest = digest_of(essence(config))[:16]
+        if ("trained", digest, seed) not in self._made:
+            seeds = self.seeds if seed in self.seeds else (seed,)
+            task, model, models_ = training.train(config, seeds, self._devices)
+            # The same objects for all seeds, so that programs compile once.
+            task = self.once(("task", digest), lambda: task)
+            model = self.once(("model", digest), lambda: model)
+            for each, (params, history) in zip(seeds, models_, strict=True):
+                trained = Trained(
+                    config.replace(seed=each), task, model, params, history
+                )
+                self._made["trained", digest, each] = trained
+        return self._made["trained", digest, seed]
 
     def train_until(
         self,
@@ -135,7 +111,6 @@ class Desk:
         enough: Callable[[Trained], bool],
         *,
         most: int,
-        **options: Any,
     ) -> tuple[Trained, bool]:
         """Returns a model that has learned enough, and whether it has.
 
@@ -147,10 +122,9 @@ class Desk:
           seed: The seed.
           enough: Tells whether a model has learned enough; called after each training.
           most: Maximum number of steps; then the model is returned anyway.
-          **options: Arguments of `train` by keyword.
         """
         while True:
-            trained = self.train(config, seed, **options)
+            trained = self.train(config, seed)
             steps = config.training.steps
             if (is_enough := enough(trained)) or 2 * steps > most:
                 return trained, is_enough
@@ -263,82 +237,13 @@ class Desk:
             self._made[key] = make()
         return self._made[key]
 
-    def _train(self, config, digest, seed, observers) -> None:
-        """Finds a trained seed, or trains it, or all seeds in one program."""
-        runs = self.workdir / "runs"
-        ended = [
-            path.parent
-            for path in sorted(runs.glob(f"{digest}*/seed_{seed}/summary.json"))
-            if not files.read_json(path)["interrupted"]
-        ]
-        if ended:
-            return self._keep(digest, seed, folders.load_run(ended[0]), ended[0])
-        first, count = min(self.seeds, default=seed), len(self.seeds)
-        together = seed in self.seeds and self.seeds == tuple(
-            range(first, first + count)
-        )
-        if not together:
-            first, count = seed, 1
-        folder = runs / f"{digest}_{count}"
-        if count == 1:
-            folder = folder / f"seed_{seed}"
-        with contextlib.redirect_stdout(sys.stderr):  # stdout is for results
-            trained = loop.train_seeds(
-                config.replace(seed=first),
-                count,
-                folder,
-                observers=observers,
-                devices=self._devices,
-            )
-        for result in trained:
-            run_folder = folder if count == 1 else folder / f"seed_{result.seed}"
-            self._keep(digest, result.seed, result.run, run_folder)
-        return None
-
-    def _keep(self, digest, seed, run, folder) -> None:
-        model = self.once(("model", digest), lambda: run.model)
-        task = self.once(("task", digest), lambda: run.task)
-        history = metrics_log.read(folders.Folder(folder).metrics)
-        looks = files.read_lines(folder / _LOOKS)
-        self._made["run", digest, seed] = Trained(
-            run.config, task, model, run.params, history, looks, folder
-        )
-
-
-class _Looker(loop.Observer):
-    """Writes the results of a function of the parameters to a log of the run."""
-
-    def __init__(self, every: int, function: Look):
-        super().__init__(every)
-        self._function = function
-
-    def begin(self, folder, config, task, step) -> None:
-        path = folder.root / _LOOKS
-        self._log = files.LineWriter(path, last_step=step)
-        self._seen = {line["step"] for line in files.read_lines(path)}
-        model = folders.make_model(config.model, task)
-        indices = np.arange(_LOOKED_AT, dtype=np.int32)
-        data = task.held_out_data
-        batch = evaluation.held_out_batch(task, config.seed, data, indices)
-        program = jax.jit(functools.partial(self._function, model))
-        self._program = lambda params: program(params, batch)
-
-    def look(self, step, params) -> None:
-        if step not in self._seen:
-            numbers = jax.device_get(self._program(params))
-            plain = {name: float(value) for name, value in numbers.items()}
-            self._log.append({"step": step, **plain})
-
-    def end(self) -> None:
-        self._log.close()
-
 
 def essence(config: configuration.RunConfig) -> list[str]:
     """Returns the fields of a config that differ from the defaults, except the seed.
 
     A field added to the package later does not change it.
     """
-    config = config.replace(seed=0, training=dict(seeds=1))
+    config = config.replace(seed=0)
     default = configuration.default_config(config.task.name).to_json()
     # Defaults of any task: a task's defaults may change without a change here.
     default["model"] |= models.ModelConfig().to_json()

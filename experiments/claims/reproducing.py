@@ -64,21 +64,23 @@ def reproduce(
     if is_pilot and seeds is None:
         seeds = range(verdicts.FEWEST_SEEDS)
     outcomes = [telling.Outcome.read(claim, folder, seeds) for claim in ready]
-    missing = [outcome.missing(is_pilot) for outcome in outcomes]
-    total = sum(map(len, missing))
+    total = sum(len(outcome.missing(is_pilot)) for outcome in outcomes)
     with progress.Bar(
         total, unit="measurement", name="claims", doing="measuring", leave=True
     ) as bar:
-        for claim, outcome, pairs in zip(ready, outcomes, missing, strict=True):
+        for claim, outcome in zip(ready, outcomes, strict=True):
             desk = Desk(folder)  # its programs are dropped with it
             try:
-                for arm, seed in pairs:
-                    bar.note(f"{claim.name}, {arm}, seed {seed}")
-                    desk.seeds = (seed,) if arm == base.PLANTED else outcome.seeds
-                    record = measure(claim, desk, arm, seed)
-                    records.append(records.path_of(folder, claim.name), record)
-                    bar.update()
-                outcome = telling.Outcome.read(claim, folder, seeds)
+                while pairs := outcome.missing(is_pilot):
+                    for arm, seed in pairs:
+                        bar.note(f"{claim.name}, {arm}, seed {seed}")
+                        desk.seeds = (seed,) if arm == base.PLANTED else outcome.seeds
+                        record = measure(claim, desk, arm, seed)
+                        records.append(records.path_of(folder, claim.name), record)
+                        bar.update()
+                    # More seeds, if three came close to a bound.
+                    outcome = telling.Outcome.read(claim, folder, seeds)
+                    bar.total += len(outcome.missing(is_pilot))
                 if not is_pilot:
                     _write(outcome, folder, formats)
             except Exception as error:

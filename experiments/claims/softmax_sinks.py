@@ -234,7 +234,7 @@ def _train_relu(desk, config, seed, is_enough):
             state, _ = dispatch(state, data, np.uint32(seed), np.int32(steps))
         params = placement.fetch(state.params)
         so_far = config.replace(training=dict(steps=steps))
-        trained = Trained(so_far, task, model, params, [], [], desk.workdir)
+        trained = Trained(so_far, task, model, params, [])
         if is_enough(trained) or 2 * steps > _MOST:
             return trained
         steps *= 2

@@ -23,6 +23,8 @@ _GALLERY = """# Replications of published claims
 folder. Intervals are 90 % intervals of the mean over seeds. A criterion holds if its
 whole interval is on the right side of the bound, fails if it is on the wrong side, and
 is undecided if the bound is within; a criterion that also holds in the control is void.
+Where an end of the interval of three seeds is closer to the bound than half the
+interval's width, six seeds are measured.
 A claim is *reproduced* if all criteria hold, *partly* reproduced if some do, and *not
 reproduced* if none does. It is *inconclusive* if the verdict depends on undecided
 criteria, or if two disjoint sets of seeds disagree. Names link to the pages of the
@@ -55,11 +57,24 @@ class Outcome:
     ) -> "Outcome":
         """Reads the measurements of a claim's current design from a folder.
 
-        `seeds` defaults to the claim's seeds.
+        `seeds` defaults to the seeds of the verdict: as many as the claim says, or
+        `verdicts.MOST_SEEDS` if the interval of so many comes close to a bound.
         """
-        found = records.read(records.path_of(folder, claim.name))
-        seeds = tuple(claim.verdict_seeds if seeds is None else seeds)
-        return cls(claim, records.current(claim, found), seeds)
+        stored = records.read(records.path_of(folder, claim.name))
+        measured = records.current(claim, stored)
+        outcome = cls(claim, measured, tuple(seeds or _seeds(claim.seeds)))
+        return outcome if seeds else dataclasses.replace(outcome, seeds=outcome._whole)
+
+    @property
+    def _whole(self) -> tuple[int, ...]:
+        """The seeds of the verdict."""
+        first = dataclasses.replace(self, seeds=_seeds(self.claim.seeds))
+        numbers = first.numbers("claim")
+        if len(numbers) == len(first.seeds) < verdicts.MOST_SEEDS:
+            judged = verdicts.judge(self.claim.criteria, numbers).judged
+            if any(map(verdicts.is_close, judged)):
+                return _seeds(verdicts.MOST_SEEDS)
+        return first.seeds
 
     @property
     def verdicts(self) -> "dict[str, verdicts.Verdict]":
@@ -79,7 +94,8 @@ class Outcome:
     @property
     def second(self) -> "verdicts.Verdict | None":
         """The verdict on the claim's second set of seeds, or None if not measured."""
-        other = dataclasses.replace(self, seeds=tuple(self.claim.second_seeds))
+        seeds = _seeds(len(self._whole), base.SECOND_SEED)
+        other = dataclasses.replace(self, seeds=seeds)
         is_whole = len(other.numbers("claim")) == len(other.seeds)
         return other.verdicts["claim"] if is_whole else None
 
@@ -111,11 +127,11 @@ class Outcome:
     def missing(self, is_pilot: bool = False) -> list[tuple[str, int]]:
         """Returns the arms and seeds that are not measured yet.
 
-        The planted failure is among them if the seeds are the claim's.
+        The planted failure is among them if the seeds are the verdict's.
         """
         arms = base.ARMS[:1] if is_pilot else base.ARMS
         wanted = [(arm, seed) for seed in self.seeds for arm in arms]
-        if self.seeds == tuple(self.claim.verdict_seeds):
+        if self.seeds == self._whole:
             wanted.append((base.PLANTED, self.seeds[0]))
         return [(arm, seed) for arm, seed in wanted if seed not in self.measured[arm]]
 
@@ -165,7 +181,7 @@ class Outcome:
             *_bounds(claim),
         ]
         if second:
-            told.append(f"Seeds {_range(claim.second_seeds)}: {_told(second)}.")
+            told.append(f"Seeds {_range(second.seeds)}: {_told(second)}.")
         if planted:
             held = [
                 [criterion.name, f"{criterion.value(record.numbers):.3g}"]
@@ -232,6 +248,10 @@ class Pilot:
             f"criterion: {'; '.join(spread)}. The verdict takes {self.seeds_needed} "
             f"seeds."
         )
+
+
+def _seeds(count: int, first: int = base.VERDICT_SEED) -> tuple[int, ...]:
+    return tuple(range(first, first + count))
 
 
 def _by_verdict(outcomes: Sequence[Outcome]) -> tuple[str, list[Outcome]]:

@@ -85,6 +85,16 @@ def interval(values: Sequence[float]) -> Interval:
     return Interval(mean, mean - half, mean + half)
 
 
+def is_close(judged: Judged) -> bool:
+    """Returns whether an interval comes within half its width of the bound.
+
+    Then three seeds do not settle on which side it lies.
+    """
+    _, low, high = judged.interval
+    bound = judged.criterion.bound
+    return bool(max(low - bound, bound - high) < (high - low) / 2)
+
+
 def seeds_needed(
     criteria: Sequence[base.Criterion], numbers: Mapping[int, base.Numbers]
 ) -> int:

@@ -99,23 +99,27 @@ def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConf
     Raises:
       ConfigError: If there is no such field, or the value is invalid.
     """
-    texts = dict(overrides)
-    before: str = config.task.name
-    task = texts.get("config.task.name", before)
-    kept = {name: value for name, _, value in fields.flat(config)}
-    whole = config
-    if task != before:
+    texts, whole = dict(overrides), config
+    task: str = texts.get("config.task.name", config.task.name)
+    if task != config.task.name:
         whole = configuration.default_config(task)
-    known = {
-        name: (declared, kept.get(name, value))
-        for name, declared, value in fields.flat(whole)
-    }
     changes = {}
     for name, text in texts.items():
-        if name not in known:
-            raise _unknown_field(whole, known, name, text)
-        changes[name.removeprefix("config.")] = _parsed(name, text, *known[name])
+        declared = _declared(whole, name)
+        if declared is None:
+            raise _unknown_field(whole, name, text)
+        changes[name.removeprefix("config.")] = _parsed(name, text, declared)
     return config.replace(**fields.nested(changes))
+
+
+def _declared(config: Section, name: str) -> Field | None:
+    """Finds the declaration of a field by its dotted name."""
+    section: Any = config
+    *path, last = name.split(".")[1:] or [""]
+    for part in path:
+        section = getattr(section, part, None)
+    is_section = isinstance(section, Section)
+    return fields.declared(type(section)).get(last) if is_section else None
 
 
 def describe(path: str) -> list[str]:
@@ -131,7 +135,7 @@ def describe(path: str) -> list[str]:
     return [f"{flag:{width}}  {meaning}".rstrip() for flag, meaning in entries]
 
 
-def _parsed(name: str, text: str, declared: Field, value: Any) -> Any:
+def _parsed(name: str, text: str, declared: Field) -> Any:
     """Returns the value that a text encodes."""
     kinds = declared.kinds
     # "none" may also be a choice, as of config.model.embedding.positions.
@@ -142,8 +146,8 @@ def _parsed(name: str, text: str, declared: Field, value: Any) -> Any:
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
         wanted = _WANTED.get(kinds[0], "") if len(kinds) == 1 else ""
         raise ConfigError(
-            f"{name} must be {wanted or 'a Python literal'}, as its default {value!r} "
-            f"is; got {text!r}."
+            f"{name} must be {wanted or 'a Python literal'}, as its default "
+            f"{declared.default!r} is; got {text!r}."
         ) from error
 
 
@@ -184,9 +188,7 @@ def _parse(text: str, kinds: tuple[type, ...]) -> Any:
     return value
 
 
-def _unknown_field(
-    config: RunConfig, known: Iterable[str], name: str, text: str
-) -> Exception:
+def _unknown_field(config: RunConfig, name: str, text: str) -> Exception:
     section, section_name = config, "config"
     for key in name.split(".")[1:]:
         if not isinstance(getattr(section, key, None), Section):
@@ -195,6 +197,5 @@ def _unknown_field(
     listed = f"{section_name} has the fields {', '.join(vars(section))}."
     if section_name == name:
         return ConfigError(f"--{name}={text} sets no field.\n{listed}")
-    return ConfigError(
-        f"--{name}: there is no such field.{fields.nearest(name, known)}\n{listed}"
-    )
+    near = fields.nearest(name, [known for known, *_ in fields.flat(config)])
+    return ConfigError(f"--{name}: there is no such field.{near}\n{listed}")

@@ -19,7 +19,7 @@ from mha_haiku.core import checks
 from mha_haiku.subjects.subject import Verb
 from mha_haiku.subjects.verbs import VERBS
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import writable
+from mha_haiku.training.runs import files
 
 _ALWAYS = [
     Option("debug", bool, False, "Show the traceback of an error."),
@@ -66,7 +66,7 @@ def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
     """
     folder = checks.as_path(out or pathlib.Path(workdir, name))
     label = "workdir" if out is None else "--out"
-    cluster.first_does(lambda: writable.check_writable(label, folder))
+    cluster.first_does(lambda: files.check_writable(label, folder))
     return folder
 
 

@@ -17,7 +17,7 @@ from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
 from mha_haiku.subjects.verbs.replacement import PUBLISHED
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import SeedsSummary, folders, loop, progress, writable
+from mha_haiku.training.runs import files, loop, progress
 
 
 @command
@@ -35,14 +35,11 @@ def train(
     Run: python -m mha_haiku train --config=configs/reverse.py
          python -m mha_haiku train --workdir=runs/gpt --config.data.path=book.txt
          python -m mha_haiku train --config=configs/sort.py --init_from=runs/reverse
-         python -m mha_haiku train --config=configs/sort.py --config.training.seeds=5
 
     The same command on a folder with a run resumes that run. The second command trains
     an imported or pruned run further, with --config.optimizer.learning_rate and others.
     The third starts a new run from the embeddings and layers of another run;
-    --config.optimizer.frozen=embedding,encoder/layer_0 freezes some of them. The fourth
-    trains five models together, which differ in their seeds; the folders seed_0 to
-    seed_4 are runs like any other.
+    --config.optimizer.frozen=embedding,encoder/layer_0 freezes some of them.
 
     Args:
       init_from: Folder of a run whose embeddings and layers this run starts from:
@@ -53,23 +50,12 @@ def train(
     if init_from is not None:
         resolved = resolved.replace(init_from=init_from)
     summary = opening.train_observed(resolved, workdir, override_config=override_config)
-    places = [one.root for _, one in folders.of_runs(folders.Folder(workdir), resolved)]
-    dump = dossiers.command("dump_attention", places[0])
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
             print("Interrupted; the same command resumes from here.", file=sys.stderr)
+            dump = dossiers.command("dump_attention", workdir)
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
-    if isinstance(summary, SeedsSummary):  # no maps of each either
-        if not cluster.leave():
-            return 0
-        for place in places:
-            observers.draw(place, pictures.format)
-        print(f"Summary:        {workdir / 'summary.json'}, mean and spread")
-        print(f"Attention maps: {dump}")
-        for seed, why in summary.failed.items():
-            print(f"Seed {seed} has failed: {why}", file=sys.stderr)
-        return int(bool(summary.failed))
     maps = dumping.dump(Subject.of_folder(workdir))
     if not cluster.leave():
         return 0
@@ -258,7 +244,7 @@ def prune_heads(
     if sweep and (steps or out is not None):
         name = "--steps" if steps else "--out"
         raise ConfigError(f"{name} does not fit --sweep, which saves no pruned model.")
-    folder = checks.as_path(out or writable.beside(run.workdir, "_pruned"))
+    folder = checks.as_path(out or files.beside(run.workdir, "_pruned"))
     if sweep:
         folder = place(None, run.workdir, "heads")
     else:

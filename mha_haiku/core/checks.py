@@ -171,16 +171,6 @@ def choice(
     return value
 
 
-def maker(name: str, value: Any, example: Callable) -> Callable | None:
-    """Checks that `value` is None or a function like `example`."""
-    if value is not None and not callable(value):
-        raise TypeError(
-            f"{name} must be None or a function, as {example.__name__} is; got "
-            f"{shown(value)}."
-        )
-    return value
-
-
 def positive_integer(name: str, value: Any) -> int:
     """Checks that `value` is an integer of at least 1, and returns it."""
     return integer_in(name, value, 1, None)

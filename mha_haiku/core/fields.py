@@ -155,9 +155,11 @@ class Section:
     @checks.user_mistakes()
     def __post_init__(self):
         for name, field_ in declared(type(self)).items():
-            value = _frozen(getattr(self, name))
-            if value is not field_.default:
-                field_.checked(f"{self._path}.{name}", value)
+            value = getattr(self, name)
+            if value is field_.default:
+                continue
+            value = _frozen(value)
+            field_.checked(f"{self._path}.{name}", value)
             if type(value) is int and field_.kinds == (float,):
                 value = float(value)
             object.__setattr__(self, name, value)

@@ -192,7 +192,9 @@ def _halves(array: arrays.Stored, num_heads: int) -> np.ndarray:
 def _config(path: Path, fields: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Reads the architecture, and checks all fields that are read here or later."""
     kind = fields.get("general.architecture")
-    checks.choice(f"{path}: the architecture", kind, _ARCHITECTURES, checks.meant)
+    kind = checks.choice(
+        f"{path}: the architecture", kind, _ARCHITECTURES, checks.meant
+    )
     prefix = f"{kind}."
     own = {
         name.removeprefix(prefix): value

@@ -407,8 +407,10 @@ def _class_of(found: sources.Source, kind: str) -> Any:
         if title.startswith("MODEL_") and title.endswith("_NAMES") and kind in table
     ]
     choices = {x for entry in tables for x in np.atleast_1d(entry).tolist()}
-    checks.choice("config.json's architectures", name, sorted(choices), checks.meant)
-    return getattr(transformers, name)
+    title = "config.json's architectures"
+    return getattr(
+        transformers, checks.choice(title, name, sorted(choices), checks.meant)
+    )
 
 
 def _check_whole(

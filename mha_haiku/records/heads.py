@@ -89,7 +89,7 @@ class Column(NamedTuple):
       array([[3., 0.],
              [3., 0.]])
       >>> column.label
-      'change of the metric when the head is ablated'
+      'change of the loss when the head is ablated'
     """
 
     mean: np.ndarray

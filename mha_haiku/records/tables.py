@@ -47,6 +47,8 @@ class Table(NamedTuple):
         If columns do not fit in `width` characters, they are split into blocks, one
         below the other, which all begin with the columns that identify a row.
         """
+        if not self.columns:
+            return "There are no rows."
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]
         taken = sum(len(lines[0]) for lines in keys)

@@ -69,7 +69,7 @@ def show(
     texts = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
     found = sets.text_maps(maps_or_run, **texts)
     if found is not None:
-        whole = _of_maps(found, compare)
+        whole = _of_maps(found, compare, **texts)
     elif not sets.has_own(maps_or_run):
         return shown.view(maps_or_run, **texts, heads=heads, compare=compare)
     else:
@@ -100,12 +100,12 @@ def of_dossier(whole: map_set.Dossier, *, budget: int) -> View:
     return View(whole.title, pages[inline], inline)
 
 
-def _of_maps(found: sets.TextMaps, compare: Any) -> map_set.Dossier:
+def _of_maps(found: sets.TextMaps, compare: Any, **texts: Any) -> map_set.Dossier:
     if compare is None:
         shown_set = sets.with_why(sets.map_set(found), found.why)
         return map_set.Dossier(_title(found, shown_set), (shown_set,))
     other_name, compare = sets.named(compare)
-    other = sets.text_maps(compare)
+    other = sets.text_maps(compare, **texts)
     if other is None:
         raise TypeError(
             "compare must be attention maps, as what is shown, got "
@@ -113,13 +113,29 @@ def _of_maps(found: sets.TextMaps, compare: Any) -> map_set.Dossier:
         )
     ends = (list(sets.layers_of(x.maps).values())[-1] for x in (found, other))
     sets.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
-    texts = {name: getattr(found, name) for name in ("tokens", "key_tokens", "images")}
-    other = dataclasses.replace(other, **texts)
+    unknown = {name: getattr(found, name) for name in texts}
+    if other.tokens is other.key_tokens is None:
+        other = dataclasses.replace(other, **unknown)
     both = (
         sets.with_why(sets.map_set(found, name=found.name or "first"), found.why),
         sets.map_set(other, name=other_name or "second"),
     )
+    # The page has one text for both.
+    tokens, others = (
+        [(x.queries.tokens, x.keys.tokens) for x in each.examples] for each in both
+    )
+    if tokens != others and any(map(any, tokens)):
+        raise ValueError(
+            "compare must be maps of the same text, got "
+            f"{_spelled(others)} for {_spelled(tokens)}.\nShow each text by itself, or "
+            "give tokens= that suit both."
+        )
     return map_set.Dossier(_title(found, both[0]), both)
+
+
+def _spelled(sides: Sequence[tuple]) -> str:
+    queries, keys = sides[0]
+    return repr(labels.beginning(keys or queries, _LONGEST_TITLE))
 
 
 def _title(found: sets.TextMaps, shown_set: map_set.MapSet) -> str:

@@ -11,13 +11,14 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import attention, checks, masks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import conversion
+from mha_haiku.subjects import conversion, example_rows
 from mha_haiku.subjects.subject import (
     Part,
     RunSubject,
@@ -34,6 +35,7 @@ ABLATION_VALUES = ("zero", "mean", "resample")
 
 _BATCH_POSITIONS = 2**12  # of all examples in a batch
 _MOST_EXAMPLES = 2**31 - 1  # an index is an int32
+_SEEN = 1e-3  # of a query's weights, on later keys: more than rounding
 
 AnySubject = TypeVar("AnySubject", bound=Subject)
 
@@ -170,13 +172,18 @@ def batch_size(
 
 
 def batches_of(
-    subject: Subject, examples: Any, *, targets: bool = True, name: str = ""
+    subject: Subject,
+    examples: Any,
+    *,
+    targets: bool = True,
+    metric: str | None = None,
+    name: str = "",
 ) -> "Sequence[tasks.Example] | Batches":
     """Makes the batches of `batches_given`, or whole batches of held-out examples.
 
     With a name held-out batches show a bar.
     """
-    batches = batches_given(subject, examples, targets=targets)
+    batches = batches_given(subject, examples, targets=targets, metric=metric)
     if batches is not None:
         return batches
     subject = check_task(subject, "measuring")
@@ -184,22 +191,26 @@ def batches_of(
 
 
 def batches_given(
-    subject: Subject, examples: Any, *, targets: bool = True
+    subject: Subject, examples: Any, *, targets: bool = True, metric: str | None = None
 ) -> Sequence[tasks.Example] | None:
     """Makes batches of the examples, or None for held-out examples of a task.
 
     `examples` are inputs, such as texts, or a number: of the task's held-out examples,
     or of a wrapped function's examples, which are taken in order, or all if there are
-    fewer. With `targets`, inputs get the next tokens as targets, which the loss needs;
-    another metric may read them where there are any.
+    fewer. With `targets`, inputs get the next tokens as targets, which every metric of
+    a task but the drift needs, and the loss of a function; another metric may read them
+    where there are any.
     """
     if not isinstance(examples, numbers.Number):
-        options = {"targets": targets, "required": is_of_loss(subject)}
+        needs = is_of_loss(subject)
+        if targets and subject.task is not None:
+            needs = metric_name(subject, metric) != "drift"
+        options = {"targets": targets, "required": needs}
         return conversion.batches(subject, examples, **options)
     with checks.user_mistakes():
         count = checks.integer_in("examples", examples, 1, _MOST_EXAMPLES)
     if subject.batches:
-        return conversion.first(subject.batches, count)
+        return example_rows.first(subject.batches, count)
     if subject.task is None:
         why = "has no examples; give texts, examples=[...], or pass them to mh.wrap"
         refuse(subject, "measuring", why)
@@ -220,12 +231,11 @@ def measured(
     """
     model, params = subject.model, subject.params
     metric = metric_name(subject, metric)
-    batches = batches_of(subject, examples, name=name)
+    batches = batches_of(subject, examples, metric=metric, name=name)
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
-        if own is heads.metrics.loss and not np.any(next(iter(batches)).weights):
-            why = "has examples without targets; pass metric= to mh.wrap"
-            refuse(subject, "the loss", why)
+        if own is heads.metrics.loss:
+            _check_targets(subject, next(iter(batches)))
         return heads.Measured(model, own, params, batches)
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
@@ -235,6 +245,42 @@ def measured(
         "exact_match": heads.metrics.failures(subject.task.correct),
     }[metric]
     return heads.Measured(model, function, params, batches)
+
+
+def _check_targets(subject: Subject, batch: tasks.Example) -> None:
+    """Raises ValueError without targets, or if they are next tokens that it sees."""
+    counted = np.asarray(batch.weights) > 0
+    if not counted.any():
+        why = "has examples without targets; pass metric= to mh.wrap"
+        refuse(subject, "the loss", why)
+    tokens, targets = np.asarray(batch.inputs), np.asarray(batch.targets)
+    if batch.decoder_inputs is not None or tokens.shape != targets.shape:
+        return
+    are_next = np.where(counted[:, :-1], tokens[:, 1:] == targets[:, :-1], True).all()
+    if are_next and _sees_next(subject, batch):
+        refuse(
+            subject,
+            "the loss of the next token",
+            "sees it: its attention is not causal.\nGive labels, as "
+            'examples={"input_ids": ..., "labels": ...}, or pass metric= to mh.wrap',
+        )
+
+
+def _sees_next(subject: Subject, batch: tasks.Example) -> bool:
+    """Checks whether a map gives weight to keys after the query."""
+    size = np.shape(batch.inputs)[1]
+
+    def later(map_: attention.AttentionMap) -> jax.Array:
+        if map_.shape[-2:] != (size, size) or not map_.shape[-3]:
+            return jnp.zeros(())
+        map_ = running.without_padding(map_, subject.model, batch, "")
+        mask = map_.weighting.mask & masks.causal()
+        causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
+        return (map_.row_sums() - causal.row_sums()).max()
+
+    model, params = subject.model, subject.params
+    _, shares = running.look(model, params, batch, {"*/map": later}, strict=False)
+    return max(map(float, shares.values()), default=0.0) > _SEEN
 
 
 def metric_name(subject: Subject, name: str | None = None) -> str | None:

@@ -4,19 +4,15 @@ B batch, T positions, D width of features.
 """
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import jax
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import arguments, checks
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import encoding
+from mha_haiku.subjects import encoding, example_rows
+from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
-
-if TYPE_CHECKING:
-    from mha_haiku.subjects.subject import Subject
-
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
 _NO_LABEL = -100  # in transformers, where no target counts
@@ -24,7 +20,7 @@ _MOST_CHANNELS = 4
 _MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
 
 
-def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
+def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch of inputs; also returns whether they were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
@@ -60,7 +56,7 @@ def batch_of(subject: "Subject", given: Any) -> tuple[tasks.Example, bool]:
 
 
 def batches(
-    subject: "Subject", given: Any, *, targets: bool, required: bool = True
+    subject: Subject, given: Any, *, targets: bool, required: bool = True
 ) -> list[tasks.Example]:
     """Makes batches of inputs, with the next tokens as targets if `targets`.
 
@@ -113,7 +109,7 @@ def _alone(batch: tasks.Example, i: int) -> tasks.Example:
     )
 
 
-def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example:
+def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
     tokens = np.asarray(batch.inputs)
     config = subject.model.config
     are_tokens = tokens.ndim == 2 and np.issubdtype(tokens.dtype, np.integer)
@@ -130,14 +126,7 @@ def _with_next_tokens(subject: "Subject", batch: tasks.Example) -> tasks.Example
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
 
 
-def some_tokens(codec: encoding.Codec) -> tasks.Example:
-    """Makes a batch of one row of tokens, to trace a model on."""
-    tokens = np.zeros((1, 8), np.int32)
-    batch = example(tokens)
-    return batch._replace(decoder_inputs=tokens) if codec.has_decoder else batch
-
-
-def one(subject: "Subject", given: Any) -> tasks.Example:
+def one(subject: Subject, given: Any) -> tasks.Example:
     """Makes a batch of one example."""
     batch = batch_of(subject, given)[0]
     if len(batch.inputs) != 1:
@@ -148,7 +137,7 @@ def one(subject: "Subject", given: Any) -> tasks.Example:
 
 
 def labels(
-    subject: "Subject", batch: tasks.Example, kind: str | None = None
+    subject: Subject, batch: tasks.Example, kind: str | None = None
 ) -> tuple[tuple, tuple]:
     """Lists the texts at queries and keys of maps of a kind, () if unknown.
 
@@ -177,7 +166,7 @@ def labels(
 
 
 def places(
-    subject: "Subject", batch: tasks.Example, size: int
+    subject: Subject, batch: tasks.Example, size: int
 ) -> tuple[tuple[str, ...], np.ndarray | None]:
     """Labels S = `size` positions of pixels or of sound, and cuts out their pictures.
 
@@ -214,7 +203,7 @@ def places(
     return tuple(labels), np.pad(patches, [(0, 0), (marks, 0)] + [(0, 0)] * 3)
 
 
-def kind_of(subject: "Subject", layer: int, batch: tasks.Example) -> str:
+def kind_of(subject: Subject, layer: int, batch: tasks.Example) -> str:
     """Returns the kind of an attention part, or "" if there is only one kind.
 
     The parts of a function are those that it has on the batch.
@@ -236,7 +225,9 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     if name is None:
         names = " or ".join(codec.names)
         raise ValueError(f"inputs must have {names}, got {checks.listed([*others])}.")
-    batch = example(others.pop(name), _lengths(codec, others, "attention_mask"))
+    batch = example_rows.example(
+        others.pop(name), _lengths(codec, others, "attention_mask")
+    )
     decoder_inputs = others.pop("decoder_input_ids", None)
     if labels is not None:
         batch = _with_labels(codec, batch, labels, reads=decoder_inputs is None)
@@ -245,7 +236,12 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     mask = "decoder_attention_mask"
     if mask in others and batch.decoder_inputs is not None:
         batch = batch._replace(decoder_lengths=_lengths(codec, others, mask))
-    return batch._replace(others=others)
+    batch = batch._replace(others=others)
+    if labels is None or labels.ndim != 2:
+        return batch
+    # A query at padding has nothing to predict from, whatever its label.
+    counted = running.valid(labels.shape[1], batch, "decoder")
+    return batch._replace(weights=batch.weights * np.asarray(counted))
 
 
 def _has_labels(codec: encoding.Codec, given: Mapping[str, Any]) -> bool:
@@ -336,6 +332,7 @@ def _batch(codec: encoding.Codec, inputs: Any) -> tuple[tasks.Example, bool]:
         return _of_rows([codec.encode(inputs)]), True
     is_list = isinstance(inputs, list | tuple)
     if is_list and any(isinstance(x, str) for x in inputs):
+        arguments.check("inputs", inputs, Sequence[str])
         return _of_rows([codec.encode(text) for text in inputs]), False
     if is_list and inputs and np.ndim(inputs[0]) == 1:
         return _of_rows(inputs), False
@@ -351,7 +348,7 @@ def _batch(codec: encoding.Codec, inputs: Any) -> tuple[tasks.Example, bool]:
             f"{type(inputs).__name__} of {array.dtype}, shape {array.shape}."
         )
     is_one = array.ndim == 1
-    return example(array[None] if is_one else array), is_one
+    return example_rows.example(array[None] if is_one else array), is_one
 
 
 def _of_rows(rows: Sequence[Any]) -> tasks.Example:
@@ -365,13 +362,9 @@ def _of_rows(rows: Sequence[Any]) -> tasks.Example:
             f"tokens, which are integers, got {other}."
         )
     tokens, lengths = padded(rows)
-    return example(tokens, None if (lengths == tokens.shape[1]).all() else lengths)
-
-
-def example(tokens: Any, lengths: Any = None) -> tasks.Example:
-    """Makes a batch of inputs without targets."""
-    targets = np.zeros(tokens.shape[:2], np.int32)
-    return tasks.Example(tokens, targets, np.zeros(targets.shape, np.float32), lengths)
+    return example_rows.example(
+        tokens, None if (lengths == tokens.shape[1]).all() else lengths
+    )
 
 
 def lengths(batch: tasks.Example) -> list[int]:
@@ -382,51 +375,9 @@ def lengths(batch: tasks.Example) -> list[int]:
     return np.asarray(running.valid(size, batch, "")).sum(1).tolist()
 
 
-def taken(batch: tasks.Example, chosen: Any) -> tasks.Example:
-    """Takes examples of a batch by indices; arrays without an axis of them stay."""
-    count = len(batch.inputs)
-
-    def take(x: Any) -> Any:
-        return x[chosen] if np.ndim(x) and len(x) == count else x
-
-    return jax.tree.map(take, batch)
-
-
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:
     """Splits a batch on the host into its examples."""
-    return [taken(batch, i) for i in range(len(batch.inputs))]
-
-
-def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
-    """Takes the first examples of batches, or all if there are fewer."""
-    ends = np.cumsum([len(batch.inputs) for batch in batches])
-    last = min(int(np.searchsorted(ends, count)), len(batches) - 1)
-    size = len(batches[last].inputs)
-    kept = size - max(0, int(ends[last]) - count)
-    return [*batches[:last], taken(batches[last], slice(kept))]
-
-
-def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
-    """Makes one batch of several, whose examples must be alike."""
-    counts = [len(batch.inputs) for batch in batches]
-    unlike = ValueError(
-        "examples must be of one length, with equal settings, to be in one batch; "
-        "batches has each."
-    )
-    shapes = [jax.tree.map(lambda x: np.shape(x)[1:], batch) for batch in batches]
-    if any(shape != shapes[0] for shape in shapes):
-        raise unlike
-
-    def join(*parts: Any) -> Any:
-        pairs = zip(parts, counts, strict=True)
-        if all(np.ndim(x) and len(x) == count for x, count in pairs):
-            return np.concatenate(parts)
-        # Without an axis of examples.
-        if not all(np.array_equal(x, parts[0]) for x in parts):
-            raise unlike
-        return parts[0]
-
-    return jax.tree.map(join, *batches)
+    return [example_rows.taken(batch, i) for i in range(len(batch.inputs))]
 
 
 def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:

@@ -134,12 +134,12 @@ class Snapshots(_Study):
         out = self._folder.snapshots / str(step)
         if (out / "maps.npz").exists():
             return
-        dumping.dump(
+        maps = dumping.measured(  # on this process alone
             self._subject.replace(params=params, step=step),
-            out=out,
             means=False,
             devices=jax.local_devices()[:1],
         )
+        maps.save(out / "maps.npz")
 
 
 def spread(last: int, every: int, count: int) -> tuple[int, ...]:

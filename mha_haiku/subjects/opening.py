@@ -17,7 +17,7 @@ from mha_haiku.subjects import computing, conversion, encoding, imported_runs, o
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import tasks
-from mha_haiku.training.runs import configuration, files, folders, loop, starting
+from mha_haiku.training.runs import configuration, files, folders, loop
 
 
 def load(
@@ -101,7 +101,6 @@ def train(
       NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
       SaveError: If the last checkpoint cannot be written.
       TypeError: If both `what` and `task` are tasks.
-      ValueError: If the config asks for several seeds.
 
     Example:
       >>> config = mh.load("runs/reverse").config
@@ -118,11 +117,6 @@ def train(
         raise TypeError(f"what must be a config where task is given, got {type(what)}.")
     if steps is not None:
         config = config.replace(training=dict(steps=steps))
-    if config.training.seeds > 1:
-        raise ValueError(
-            "config.training.seeds must be 1, as a subject is one model, got "
-            f"{config.training.seeds}; runs.train trains several."
-        )
     summary = train_observed(
         config, workdir, task=task, override_config=override_config
     )
@@ -133,7 +127,7 @@ def train(
 
 def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
-) -> starting.Summary | starting.SeedsSummary:
+) -> loop.Summary:
     """Trains with every observer of the laboratory; otherwise as `runs.train`."""
     training = config.training
     watching = [

@@ -24,10 +24,10 @@ from typing import (
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, display, models
+from mha_haiku.core import arguments, checks, display, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import conversion, encoding
+from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
 
@@ -105,9 +105,31 @@ class Subject:
 
     _repr_html_ = display.html
 
-    if TYPE_CHECKING:  # verbs are methods
-
-        def __getattr__(self, verb: str) -> Callable[..., Any]: ...
+    if TYPE_CHECKING:  # `verb` makes these methods when their modules are imported
+        from mha_haiku.subjects.verbs.causes import circuit, compositions, patch, paths
+        from mha_haiku.subjects.verbs.explanations import reads, strongest, why, writes
+        from mha_haiku.subjects.verbs.gate_learning import learn_gates
+        from mha_haiku.subjects.verbs.generation import generate
+        from mha_haiku.subjects.verbs.per_head import (
+            importance,
+            measured,
+            roles,
+            statistics,
+        )
+        from mha_haiku.subjects.verbs.prune_sweep import sweep
+        from mha_haiku.subjects.verbs.pruned_models import prune
+        from mha_haiku.subjects.verbs.quality import metrics
+        from mha_haiku.subjects.verbs.replacement import rollout
+        from mha_haiku.subjects.verbs.saved_models import save, train
+        from mha_haiku.subjects.verbs.values import (
+            lens,
+            logits,
+            look,
+            maps,
+            plot,
+            show,
+            sites,
+        )
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -128,14 +150,28 @@ class Subject:
 
     # --- Inputs
 
-    def encode(self, text: str) -> np.ndarray:
-        """Encodes a text as tokens, `[T]` integers."""
+    @overload
+    def encode(self, text: str) -> np.ndarray: ...
+
+    @overload
+    def encode(self, text: Sequence[str]) -> list[np.ndarray]: ...
+
+    def encode(self, text: str | Sequence[str]) -> Any:
+        """Encodes a text as tokens, `[T]` integers; a list of texts as a list."""
+        arguments.check("text", text, str | Sequence[str])
+        if not isinstance(text, str):
+            return [self.encode(each) for each in text]
         return np.asarray(self.codec.encode(text), np.int32)
 
-    def decode(self, tokens: Any) -> str:
-        """Decodes tokens `[T]` to a text."""
-        return self.codec.decode(np.asarray(tokens).tolist())
+    def decode(self, tokens: int | Sequence[int] | np.ndarray | jax.Array) -> str:
+        """Decodes tokens `[T]`, or one token, to a text."""
+        arguments.check("tokens", tokens, int | Sequence[int])
+        array = np.atleast_1d(np.asarray(tokens))
+        if array.ndim != 1:
+            raise ValueError(f"tokens must be [T], got shape {array.shape}.")
+        return self.codec.decode(array.tolist())
 
+    @arguments.checked
     def examples(self, count: int = EXAMPLES) -> tasks.Example:
         """Makes a batch of the first held-out or, for a function, wrapped examples.
 
@@ -143,7 +179,7 @@ class Subject:
         """
         checks.positive_integer("count", count)
         if self.batches:
-            return conversion.joined(conversion.first(self.batches, count))
+            return example_rows.joined(example_rows.first(self.batches, count))
         if not has_task(self):
             refuse(self, "examples", "has no task; pass examples to mh.wrap")
         indices, data = np.arange(count, dtype=np.int32), self.task.held_out_data
@@ -151,19 +187,28 @@ class Subject:
 
     # --- Edits
 
-    def edited(self, edits: Mapping[str, Callable]) -> Self:
+    @arguments.checked
+    def edited(self, edits: Mapping[Any, Callable]) -> Self:
         """Changes values at sites of the model, see `mh.edit`."""
         return self.replace(model=self.model.edited(edits))
 
-    def ablated(self, *chosen: tuple[int, int]) -> Self:
-        """Ablates heads: (attention layer, head), ...
+    def ablated(self, *chosen: int | Sequence[Any]) -> Self:
+        """Ablates heads: (attention layer, head), ...; or one, by two numbers.
 
         Raises:
           ValueError: If there is no such layer or head.
+          TypeError: If an argument is no pair of a layer and a head.
         """
+        pairs: Any = chosen
+        if arguments.fits(chosen, tuple[Sequence[tuple[int, int]]]):  # a list of heads
+            pairs = chosen[0]
+        elif arguments.fits(chosen, tuple[int, int]):
+            pairs = [chosen]
+        for pair in pairs:
+            arguments.check("a head", pair, tuple[int, int])
         parts = parts_of(self)
         by_path: dict[str, list[int]] = {}
-        for layer, head in chosen:
+        for layer, head in pairs:
             path = f"/{part_with(parts, layer, head)}"  # from the first part of names
             by_path.setdefault(path, []).append(head)
         edits = itertools.starmap(heads.edits.ablate, by_path.items())
@@ -231,7 +276,7 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
     if batch is None and subject.batches:
         batch = subject.batches[0]
-    arguments = model, subject.params, batch or conversion.some_tokens(subject.codec)
+    arguments = model, subject.params, batch or example_rows.some_tokens(subject.codec)
     try:
         counts = running.parts(*arguments)
     except Exception as error:
@@ -282,7 +327,8 @@ def verb(
 ) -> Callable[..., Any]:
     """Decorates a function to make it a method of every subject, and a command.
 
-    The first parameter is the subject. Flags of the command are the keyword options,
+    The first parameter is the subject. An argument that does not fit the annotation of
+    its parameter is refused. Flags of the command are the keyword options,
     and its help is the docstring. The result of a command has `text` and `save`, like a
     `records.Result`.
 
@@ -297,6 +343,7 @@ def verb(
     """
     if function is None:
         return functools.partial(verb, command=command, folder=folder)
+    function = arguments.checked(function)
     VERBS[function.__name__] = Verb(function, command, folder)
     setattr(Subject, function.__name__, function)
     return function

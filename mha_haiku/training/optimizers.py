@@ -31,8 +31,7 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     final_learning_rate_fraction: float = field(
         0.1,
-        "learning rate of the last step, as a share of learning_rate, where a step is "
-        "left after warm-up",
+        "learning rate of the last step, as a share of learning_rate",
         checks.share,
     )
     weight_decay: float = field(
@@ -63,14 +62,13 @@ class OptimizerConfig(Section, path="config.optimizer"):
 def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     """Returns the schedule of the learning rate: a linear rise, then half a cosine.
 
-    The rise ends after `warmup_steps`, or `steps` if these are fewer; the cosine ends
-    with the last step, whose rate is `learning_rate * final_learning_rate_fraction`.
+    The rise ends after `warmup_steps`, at most with the last step but one; the cosine
+    ends with the last step, whose rate is `learning_rate *
+    final_learning_rate_fraction`.
     """
     peak, fraction = config.learning_rate, config.final_learning_rate_fraction
-    warmup_steps = min(config.warmup_steps, steps)
+    warmup_steps = min(config.warmup_steps, steps - 1)
     rise = optax.linear_schedule(0.0, peak, warmup_steps)
-    if warmup_steps == steps:
-        return rise
     # From the first step after the rise to the last, which may be the same.
     transitions = steps - 1 - warmup_steps
     decay = optax.constant_schedule(peak * fraction)

@@ -82,6 +82,21 @@ def test_three_seeds_are_enough_where_their_interval_leaves_out_the_bound():
 
 
 @pytest.mark.parametrize(
+    ("spread", "is_close"),
+    # By hand: the half-width is 1.685855 times the spread, and the end of the interval
+    # must be as far from the bound, which is 0.4 below the mean.
+    [(0.118, False), (0.119, True), (0.3, True), (0.0, False)],
+)
+@pytest.mark.parametrize("side", [1, -1])
+def test_an_interval_within_half_its_width_of_the_bound_is_close(
+    spread, is_close, side
+):
+    numbers = {x: {"a": 1.0 + side * 0.4 + spread * (x - 1)} for x in range(3)}
+    (judged,) = verdicts.judge([ABOVE], numbers).judged
+    assert verdicts.is_close(judged) == is_close
+
+
+@pytest.mark.parametrize(
     ("first", "second", "word"),
     [
         ("partly", "partly", "partly"),

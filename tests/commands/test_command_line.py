@@ -222,12 +222,11 @@ def test_a_value_that_no_run_can_have_ends_before_a_folder_is_made(
         ["--init_from=nonsense"],
         ["--init_from=a_file"],
         ["--init_from=a_folder"],
-        ["--init_from=nonsense", "--config.training.seeds=2"],
         ["--init_from=nonsense", "--workdir=a_folder/below/it"],
         ["--init_from=nonsense", "--workdir=a_folder"],
         ["--config.model.embedding.max_length=2"],
         ["--config.model.family=causal", "--config.model.output.logits=false"],
-        ["--config.training.seeds=2", "--config.model.output.pool=mean"],
+        ["--config.model.output.pool=mean"],
     ],
 )
 def test_a_command_that_fails_before_training_leaves_no_folder(capsys, arguments):

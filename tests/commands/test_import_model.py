@@ -77,8 +77,8 @@ def test_model_becomes_a_run_of_its_task(imported, kind, task, family):
     assert run.step == 0 and run.task.sequence_length == 12
     # Nothing trains on the other half of the sentences.
     assert run.config.data.held_out_fraction == (0.5 if kind == "sentences" else 0.1)
-    with checkpoints.Checkpoints(workdir / "checkpoints") as stored:
-        assert stored.fields() == {".step", ".params"}
+    names = checkpoints.read(workdir / "checkpoints").arrays()
+    assert checkpoints.fields_of(names) == {".step", ".params"}
     rows = run.params["embedding"]["embeddings"].shape[0]
     assert run.task.num_tokens == run.task.num_classes == rows
     # Rows that the tokenizer knows nothing of have a name too.

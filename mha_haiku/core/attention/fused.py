@@ -1,10 +1,11 @@
-"""Attention by cuDNN's kernel for NVIDIA GPUs, with our guarantees.
+"""Attention by JAX's kernels for accelerators, with our guarantees.
 
-N examples over all batch axes. The kernel supports fewer masks (a band with lengths),
-dtypes and sizes than we do: `refusal` says why it cannot take a call. Nor does it
+N examples over all batch axes. Kernels support fewer masks (a band with lengths),
+dtypes and sizes than we do: `refusal` says why a kernel cannot take a call. Nor do they
 support fully masked queries and masked NaN, which are handled here.
 """
 
+import abc
 import dataclasses
 import functools
 import math
@@ -49,12 +50,13 @@ def suits(inputs: Inputs, dropout_rate: float, platform: str) -> bool:
 def attend(
     inputs: Inputs,
     dropout_rate: float,
-    kernel: "CuDNN | None" = None,
-) -> tuple[Array, Array]:
+    kernel: "Kernel | None" = None,
+) -> tuple[Array, Array | LogSum]:
     """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`.
 
-    The kernel computes the values, their gradient and the logsumexp, whose gradient is
-    blockwise.
+    The kernel computes the values, their gradient and, with cuDNN, the logsumexp. The
+    TPU kernel returns no logsumexp, so a blockwise pass computes it, which the compiler
+    drops where the map is not read. The gradient of a logsumexp is always blockwise.
 
     Raises ValueError if no kernel can take the call.
     """
@@ -68,6 +70,8 @@ def attend(
             )
         kernel = _KERNELS[where]
     values, logsumexp = _by_kernel(inputs.zeroed(), kernel)
+    if logsumexp is None:
+        return values, _blockwise_logsumexp(inputs)
     return values, _differentiable(lax.stop_gradient(logsumexp), inputs)
 
 
@@ -85,7 +89,7 @@ def platform_name() -> str:
     return "cuda"
 
 
-def _limits(inputs: Inputs, dropout_rate: float, kernel: "CuDNN") -> Iterator[str]:
+def _limits(inputs: Inputs, dropout_rate: float, kernel: "Kernel") -> Iterator[str]:
     """Yields what rules a kernel out, as the end of "the kernel takes ..."."""
     weighting, score = inputs.weighting, inputs.weighting.score
     if weighting.bias is not None:
@@ -138,8 +142,8 @@ def _differentiable_backward(inputs: Inputs, cotangent: Array) -> tuple[Array, I
 _differentiable.defvjp(lambda *given: given, _differentiable_backward)
 
 
-def _by_kernel(inputs: Inputs, kernel: "CuDNN") -> tuple[Array, Array]:
-    """Calls the kernel: values `[B..., T, H, V]`, and logsumexp `[B..., H, T]`."""
+def _by_kernel(inputs: Inputs, kernel: "Kernel") -> tuple[Array, Array | None]:
+    """Calls the kernel: values `[B..., T, H, V]`, and logsumexp or None."""
     # Fully masked queries get 0 and -inf, queries that see NaN get NaN. Replaced rows
     # get no cotangent, and inputs that the kernel must ignore are zeros, so that
     # neither their content nor the kernel's treatment of them changes anything.
@@ -165,6 +169,8 @@ def _by_kernel(inputs: Inputs, kernel: "CuDNN") -> tuple[Array, Array]:
         values = jnp.where(sees_nan, jnp.nan, values)
     values = jnp.where(fully_masked, 0, values)
     values = values.reshape(*inputs.query.shape[:-1], -1)
+    if logsumexp is None:
+        return values, None
     rows = jnp.swapaxes(logsumexp, -1, -2)[..., None]  # [N, T, H, 1]
     rows = rows if sees_nan is None else jnp.where(sees_nan, jnp.nan, rows)
     rows = jnp.where(fully_masked, -jnp.inf, rows)
@@ -186,7 +192,7 @@ def _sees_nonfinite(nonfinite: Nonfinite, start: Array, stop: Array) -> Array:
     return queries[..., None] | scores.repeat_heads(seen, queries.shape[-1])
 
 
-# --- The kernel, and the masks that it supports
+# --- The kernels, and the masks that they support
 
 
 @tiles.pytree
@@ -247,9 +253,31 @@ class KernelMask:
         return jnp.minimum(start, stop), stop
 
 
+class Kernel(abc.ABC):
+    """Values of attention by scaled dot products, under a band with lengths."""
+
+    name: str  # for messages
+    dtypes: tuple[str, ...]  # the names of supported dtypes
+
+    @abc.abstractmethod
+    def __call__(
+        self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
+    ) -> tuple[Array, Array | None]:
+        """Computes values and logsumexp; arbitrary where a query sees nothing.
+
+        The mask is collapsed to N examples, and its lengths are at least 1. The
+        logsumexp `[N, H, T]` has no gradient, and is None if the kernel does not return
+        it.
+        """
+
+    @abc.abstractmethod
+    def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
+        """Yields what rules the kernel out, as the end of "the kernel takes ..."."""
+
+
 @dataclasses.dataclass(frozen=True)
-class CuDNN:
-    """The kernel of NVIDIA's cuDNN: scaled dot products, under a band with lengths.
+class CuDNN(Kernel):
+    """The kernel of NVIDIA's cuDNN.
 
     Source: the limits of `check_is_flash_attention` in jax/_src/cudnn and of
     `validate_sdpa_support_surface` in https://github.com/NVIDIA/cudnn-frontend.
@@ -260,12 +288,7 @@ class CuDNN:
 
     def __call__(
         self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
-    ) -> tuple[Array, Array]:
-        """Computes values and logsumexp; arbitrary where a query sees nothing.
-
-        The mask is collapsed to N examples, and its lengths are at least 1. The
-        logsumexp `[N, H, T]` has no gradient.
-        """
+    ) -> tuple[Array, Array | None]:
         window = None if mask.left is None else (mask.left, 0)
         (key_lengths,) = mask.key_lengths or (None,)
         (query_lengths,) = mask.query_lengths or (None,)
@@ -278,7 +301,6 @@ class CuDNN:
         return self.run((query, key, value), lengths, is_causal, window, scale)
 
     def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
-        """Yields what rules the kernel out, as the end of "the kernel takes ..."."""
         *_, num_queries, num_keys = inputs.map_shape
         size = inputs.query.shape[-1]
         if size % 8 or size > 128:
@@ -332,6 +354,59 @@ class CuDNN:
         )
 
 
+@dataclasses.dataclass(frozen=True)
+class FlashTPU(Kernel):
+    """JAX's Pallas kernel of flash attention for TPUs."""
+
+    name = "the TPU kernel"
+    dtypes = ("float32", "bfloat16")
+
+    def __call__(
+        self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
+    ) -> tuple[Array, None]:
+        from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+        num_examples, num_queries, num_heads, size = query.shape
+        num_keys = key.shape[1]
+        key, value = (scores.repeat_heads(x, num_heads) for x in (key, value))
+        segment_ids = None
+        for length in mask.key_lengths:
+            ids = jnp.arange(num_keys)[None] < length[:, None]
+            segment_ids = flash.SegmentIds(
+                jnp.ones((num_examples, num_queries), jnp.int32), ids.astype(jnp.int32)
+            )
+        values = flash.flash_attention(
+            *(x.swapaxes(1, 2) for x in (query, key, value)),
+            segment_ids=segment_ids,
+            causal=mask.right == 0,
+            sm_scale=scale,
+            block_sizes=_block_sizes(flash, num_queries, num_keys, size),
+        )
+        return values.swapaxes(1, 2), None
+
+    def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
+        size = inputs.query.shape[-1]
+        for axis, length in zip("TS", inputs.map_shape[-2:], strict=True):
+            if length % 128:
+                yield f"multiples of 128 positions, not {axis} = {length}"
+        if size > 128 and size % 128:
+            yield f"a size K per head up to 128 or a multiple of it, not {size}"
+        if mask.left is not None or mask.right not in (None, 0):
+            yield "causal masks and lengths, and no windows"
+
+
+def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
+    """Picks tiles above the kernel's default of 128 where they divide lengths."""
+    most = 512 if size <= 128 else 256  # tiles of all operands share fast memory
+    rows, columns = (
+        max(n for n in (128, 256, 512) if n <= most and not count % n)
+        for count in (num_queries, num_keys)
+    )
+    names = [field.name for field in dataclasses.fields(flash.BlockSizes)]
+    sizes = {name: rows if "block_q" in name else columns for name in names}
+    return flash.BlockSizes(**sizes | {"block_b": 1})
+
+
 def translated(mask: algebra.Mask) -> KernelMask | None:
     """Translates an aligned mask (its leaves may be shapes); None if not a band."""
     match mask:
@@ -353,4 +428,4 @@ def _shorter(first: int | None, second: int | None) -> int | None:
     return min((x for x in (first, second) if x is not None), default=None)
 
 
-_KERNELS = {"gpu": CuDNN(), "cuda": CuDNN()}  # by platform
+_KERNELS: dict[str, Kernel] = {"gpu": CuDNN(), "cuda": CuDNN(), "tpu": FlashTPU()}

@@ -153,7 +153,7 @@ def named(implementation: str | Implementation) -> Implementation:
 def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     """Chooses the implementation that "auto" takes for a call, by name.
 
-    It is "fused" where the kernel can do it, else "dense" where scores are few, and
+    It is "fused" where a kernel can do it, else "dense" where scores are few, and
     "blockwise" where they are many.
     """
     if fused.suits(inputs, dropout_rate, platform):

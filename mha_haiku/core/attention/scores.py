@@ -7,11 +7,11 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float
+from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import checks, tiles
 from mha_haiku.core.attention import products
@@ -64,6 +64,13 @@ class Score(tiles.Part, abc.ABC):
 
     def check(self, num_heads: int, key_size: int) -> None:
         """Raises ValueError if the score does not fit attention of these sizes."""
+
+    def sees(
+        self, logsumexp: Float[Array, "*B H T"], weighting: Any
+    ) -> Bool[Array, "*B H T"]:
+        """Finds the queries of a map with this score that see any key."""
+        del weighting
+        return logsumexp != -jnp.inf
 
     def weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
         """Computes weights from scores less the log sum of their row."""

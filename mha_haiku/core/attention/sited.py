@@ -57,8 +57,8 @@ def map_of_weights(
     """
     weights = jnp.asarray(weights)
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
-    logsumexp = jnp.where((weights != 0).any(-1), 0, -jnp.inf).astype(weights.dtype)
-    log_sum = LogSum.rounded(logsumexp).nan_where(jnp.isnan(weights).any(-1))
+    log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
+    log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
     normalizer = None if are_shares else normalizers.unnormalized()
     known = {"query": query, "key": key, "value": value, "gates": gates}
     return _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
@@ -102,6 +102,14 @@ class Known(scores.DotProduct):
     ) -> tuple[Array, Array, Self]:
         del cotangent
         return jnp.zeros_like(query), jnp.zeros_like(key), self
+
+    def sees(self, logsumexp: Array, weighting: Weighting) -> Array:
+        # A row of zeros sees nothing, though its weights can be differentiated.
+        rows = weighting.origin.rows(tiles.Span(0, logsumexp.shape[-1]))
+        bias = weighting.bias
+        assert isinstance(bias, positions.DenseBias)  # see `_map_of`
+        has_weights = (tiles.take(bias.values, rows, -2) != 0).any(-1)
+        return has_weights & super().sees(logsumexp, weighting)
 
     def weights(self, relative: Array) -> Array:
         return jnp.where(relative == -jnp.inf, 0, relative)

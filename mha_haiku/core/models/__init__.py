@@ -1,5 +1,6 @@
 """Whole models as pure functions, built from a config."""
 
+from mha_haiku.core import arguments
 from mha_haiku.core.models import decoding
 from mha_haiku.core.models.architecture import (
     FAMILIES,
@@ -56,3 +57,5 @@ __all__ = [
     "unstacked",
     "windows",
 ]
+
+arguments.check_all(globals())

@@ -283,11 +283,12 @@ def _checked(
             f"{prompts.dtype} of shape {prompts.shape}."
         )
     size, columns = prompts.shape
-    lengths = _checked_lengths("lengths", lengths, size, 1, "P", columns)
-    if (lengths > max_length).any():
+    lengths = np.full(size, columns) if lengths is None else np.asarray(lengths)
+    most = min(columns, max_length)
+    if lengths.shape != (size,) or lengths.min() < 1 or lengths.max() > most:
         raise ValueError(
-            f"prompts must have at most max_length = {max_length} tokens, got one of "
-            f"{lengths.max()}."
+            f"lengths must be integers [B] = {(size,)} from 1 to P = {columns} and to "
+            f"max_length = {max_length}, got {display.numbers(lengths)}."
         )
     build.check_rows("prompts", prompts, decoding.num_tokens, lengths)
     if source is not None:
@@ -297,8 +298,6 @@ def _checked(
                 f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
                 f"{source.shape}."
             )
-        sizes = size, 0, "S", source.shape[1]
-        _checked_lengths("source_lengths", source_lengths, *sizes)
     shared = _SHORTEST
     while shared < lengths.max():
         shared *= 4
@@ -309,23 +308,3 @@ def _checked(
     ends = np.array(end_tokens or [_NO_TOKEN], np.int32)
     start = _Prompts(padded, lengths.astype(np.int32), source, source_lengths)
     return _Writer(decoding, strategy, max_length), start, ends
-
-
-def _checked_lengths(
-    name: str,
-    lengths: Array | np.ndarray | None,
-    size: int,
-    shortest: int,
-    letter: str,
-    longest: int,
-) -> np.ndarray:
-    """Checks lengths `[B]`; None means the longest."""
-    lengths = np.full(size, longest) if lengths is None else np.asarray(lengths)
-    is_integer = np.issubdtype(lengths.dtype, np.integer)
-    wrong = lengths[(lengths < shortest) | (lengths > longest)][:1]
-    if lengths.shape != (size,) or not is_integer or wrong.size:
-        raise ValueError(
-            f"{name} must be integers [B] = {(size,)} from {shortest} to {letter} = "
-            f"{longest}, got {display.numbers(wrong if wrong.size else lengths)}."
-        )
-    return lengths

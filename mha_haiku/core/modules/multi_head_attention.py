@@ -132,7 +132,6 @@ class MultiHeadAttention(CachedModule):
         Raises:
           ValueError: If a size is not positive, G does not divide H, `groups` omits a
             key/value head, or both `w_init` and `w_init_scale` are given.
-          TypeError: If a part of `transforms` or `pattern` is not a function.
         """
         super().__init__(name=name)
         if w_init is not None and w_init_scale is not None:
@@ -164,8 +163,8 @@ class MultiHeadAttention(CachedModule):
         self.with_bias = with_bias
         self.output_bias = with_bias if output_bias is None else output_bias
         self.b_init = b_init
-        self.transforms = (transforms or patterns.HeadTransforms()).checked()
-        self.pattern = (pattern or patterns.Pattern()).checked()
+        self.transforms = transforms or patterns.HeadTransforms()
+        self.pattern = pattern or patterns.Pattern()
         self.implementation = implementation
 
     def __call__(
@@ -243,11 +242,8 @@ class MultiHeadAttention(CachedModule):
                 query, key, value, mask, first
             )
         gates = self._gates(query)
-        query_heads, key_heads, value_heads = (
-            self._query_heads(query, first),
-            None,
-            None,
-        )
+        query_heads = self._query_heads(query, first)
+        key_heads = value_heads = None
         if not has_keys:
             key_heads, value_heads, cache = self._key_and_value_heads(
                 key, value, first, cache

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax import Array
 
-from mha_haiku.core import attention, checks, positions
+from mha_haiku.core import attention
 from mha_haiku.core.fields import Section
 from mha_haiku.core.modules import anatomy, norms
 
@@ -41,12 +41,6 @@ class Pattern(NamedTuple):
             made.append(make and functools.partial(make, **options))
         return cls(*made)
 
-    def checked(self) -> "Pattern":
-        """Checks the fields and returns itself; raises TypeError for an invalid one."""
-        for name, value in zip(self._fields, self, strict=True):
-            checks.maker(f"pattern.{name}", value, _EXAMPLES[name])
-        return self
-
 
 class HeadTransforms(NamedTuple):
     """Transforms of queries and keys between projection and scores, in order."""
@@ -60,12 +54,6 @@ class HeadTransforms(NamedTuple):
     # Rotates `[B..., T, H, K]` queries and keys by their positions `[T]`, as
     # `positions.rotary` does.
     rotary: Callable[[Array, Array], Array] | None = None
-
-    def checked(self) -> "HeadTransforms":
-        """Checks the fields and returns itself; raises TypeError for an invalid one."""
-        checks.maker("transforms.smear", self.smear, smeared_keys)
-        checks.maker("transforms.rotary", self.rotary, positions.rotary)
-        return self
 
     def of_query(self, query: Array, first: int | Array) -> Array:
         """Transforms queries `[B..., T, H, K]`, the first at position `first`."""
@@ -237,8 +225,6 @@ def smeared_keys(key: Array) -> Array:
     before = jnp.concatenate([key[..., :1, :, :], key[..., :-1, :, :]], axis=-3)
     return share * key + (1 - share) * before
 
-
-_EXAMPLES = {"score": additive_score, "normalizer": learned_sinks, "gates": head_gates}
 
 SCORES = {
     "dot_product": Choice(_dot_product, ("scale", "soft_cap", "temperature")),

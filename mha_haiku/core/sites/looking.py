@@ -16,7 +16,7 @@ from haiku._src import base as haiku_base
 from haiku._src import stateful
 from jax import core
 
-from mha_haiku.core import display
+from mha_haiku.core import arguments, display
 from mha_haiku.core.sites import program, surveying
 from mha_haiku.core.sites.surveying import Address
 
@@ -24,9 +24,10 @@ from mha_haiku.core.sites.surveying import Address
 _NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
 
 
+@arguments.checked
 def look(
     function: Callable,
-    at: Iterable[Address] | Mapping[Any, Callable],
+    at: str | Iterable[Address] | Mapping[Any, Callable],
     *,
     strict: bool = True,
 ) -> Callable[..., tuple[Any, dict[str, Any]]]:
@@ -70,6 +71,7 @@ def look(
     return _walked(function, reads, {}, strict)
 
 
+@arguments.checked
 def edit(
     function: Callable, edits: Mapping[Any, Callable], *, strict: bool = True
 ) -> Callable:

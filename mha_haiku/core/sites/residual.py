@@ -29,7 +29,7 @@ from mha_haiku.core.sites.jaxprs import Site
 _ROOTS = {"rsqrt", "sqrt", "pow"}
 # Primitives between a sum of squares and its root.
 _BEFORE_ROOTS = {"add", "sub", "mul", "div", "max", "select_n", "square", "integer_pow"}
-_MOST_BEFORE_ROOTS = 12
+_MOST_BEFORE_ROOTS = 24
 
 
 class Named(NamedTuple):
@@ -262,15 +262,18 @@ def _roots(value: levels.Value) -> Iterator[levels.Value]:
 
 def _is_of_sum(value: levels.Value) -> bool:
     """Checks whether a value is a sum of data, up to operations of norms."""
-    waiting = [value]
+    # Constants, such as the bounds of a maximum, do not count.
+    waiting = [value.maker]
     for _ in range(_MOST_BEFORE_ROOTS):
-        if not waiting or (maker := waiting.pop(0).maker) is None:
-            continue
+        waiting = [maker for maker in waiting if maker is not None]
+        if not waiting:
+            return False
+        maker = waiting.pop(0)
         is_square = len({x.number for x in maker.inputs}) == 1
         if maker.name == "reduce_sum" or maker.name == "dot_general" and is_square:
             return maker.inputs[0].is_data
         if maker.name in _BEFORE_ROOTS | levels.NEUTRAL:
-            waiting += maker.inputs
+            waiting += [x.maker for x in maker.inputs]
     return False
 
 

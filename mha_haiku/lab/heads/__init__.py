@@ -3,6 +3,7 @@
 Pure functions of parameters, data and a metric.
 """
 
+from mha_haiku.core import arguments
 from mha_haiku.lab.heads import (
     ablation_values,
     alignment,
@@ -144,3 +145,5 @@ __all__ = [
     "why",
     "with_edges",
 ]
+
+arguments.check_all(globals())

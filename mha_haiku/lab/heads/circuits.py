@@ -152,56 +152,6 @@ def check_logits(config: models.ModelConfig) -> None:
         )
 
 
-def ov(weights: HeadWeights) -> np.ndarray:
-    """Computes the OV circuit, `[D, D]`, from an attended vector to the output."""
-    return weights.value @ weights.output
-
-
-def copying_score(
-    weights: HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
-) -> np.ndarray:
-    """Divides the sum of the OV circuit's eigenvalues by the sum of their magnitudes.
-
-    In [-1, 1]: 1 if the head copies, -1 if it subtracts what it looks at, about 0 for
-    random weights. The circuit goes from tokens to logits, through `token_embedding`
-    `[N, D]` and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
-    that makes the same tokens likelier. With weights of several heads the result has
-    their leading axis.
-
-    Raises:
-      ValueError: If embedding and unembedding have different tokens.
-
-    Source: Elhage et al. 2021, "Detecting copying behavior".
-    """
-    if embedding.shape != unembedding.shape[::-1]:
-        raise ValueError(
-            "embedding [N, D] and unembedding [D, N] must have the same tokens, "
-            f"got shapes {embedding.shape} and {unembedding.shape}."
-        )
-    inner = unembedding @ embedding
-    # A B and B A share their nonzero eigenvalues, and B A is V x V instead of N x N.
-    return _positivity(weights.output @ inner @ weights.value)
-
-
-def matching_score(
-    weights: HeadWeights, embedding: np.ndarray, *, earlier: HeadWeights | None = None
-) -> np.ndarray:
-    """Computes `copying_score` of the QK circuit: 1 if a head seeks equal tokens.
-
-    `embedding` `[N, D]` has the tokens as both sides read them. With an earlier head,
-    from a lower layer, keys are computed from what that head wrote: 1 if the head looks
-    for positions at which the earlier head read the query's token, which is induction
-    if that head looks one back.
-
-    Source: Elhage et al. 2021, "Checking the mechanistic theory".
-    """
-    inner = embedding.T @ embedding
-    if earlier is not None:  # keys are tokens, through the OV of the earlier head
-        inner = ov(earlier).mT @ inner
-    # E Q K^T (E OV)^T has the same eigenvalues as K^T OV^T E^T E Q.
-    return _positivity(weights.key.mT @ inner @ weights.query)
-
-
 def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarray:
     """Computes how much of a head's input another head wrote, in [0, 1].
 
@@ -276,12 +226,6 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     if after <= at:
         return ""
     return "q" if second == "cross" else "qkv"
-
-
-def _positivity(matrix: np.ndarray) -> np.ndarray:
-    values = np.linalg.eigvals(matrix)
-    sizes = np.abs(values).sum(-1)
-    return values.sum(-1).real / np.where(sizes > 0, sizes, 1)
 
 
 def _norm_in_front(

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, models, sites
+from mha_haiku.core import attention, models
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.lab.heads import circuits, edits, running
@@ -178,9 +178,9 @@ class Held:
         """Runs the model with given values of component sites, and reads the result."""
         values = components | self._factors
         changes = edits.on_parts(values, values.values(), lambda _, value: value)
-        model, *arguments = self._given
-        edited = model._replace(apply=sites.edit(model.apply, changes))
-        return read(edited, *arguments)
+        model, params, example = self._given
+        edited = model._replace(apply=running.editing(model.apply, changes, example))
+        return read(edited, params, example)
 
     def _components(
         self, name: str, value: Array, found: dict[str, Any]

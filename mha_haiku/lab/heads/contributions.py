@@ -3,6 +3,7 @@
 B batch, T positions, H heads, L layers, C classes.
 """
 
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -138,7 +139,10 @@ def _lens(
 ) -> tuple[Array, Array]:
     """Returns the logits of all streams, and those of the model."""
     model = running.shown(model)
-    output, streams = running.look(model, params, example, ["stream"], strict=False)
+    # In the order of the program: `running.look` sorts by the kind of attention.
+    run = functools.partial(running.run, model)
+    look = running.looking(run, ["stream"], example, strict=False)
+    output, streams = look(params, example)
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
         raise ValueError(
             "the model must show its residual stream, one sum through all its layers: "

@@ -19,12 +19,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import attention, checks, sites, tiles
+from mha_haiku.core import arguments, checks, sites, tiles
 
 Array = jax.Array
 Edits = dict[sites.Address, Callable]
 
 
+@arguments.checked
 def ablate(
     at: int | str, heads: int | Sequence[int], value: Array | float = 0
 ) -> Edits:
@@ -143,17 +144,6 @@ def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
         return stream + tiles.lifted(added, stream.ndim)
 
     return {f"{path}/stream": change}
-
-
-def freeze(at: int | str, attention_map: attention.AttentionMap | Array) -> Edits:
-    """Makes an edit that sets attention weights to a map, or an array.
-
-    An array is `[B..., H, T, S]`. The weights are applied to the values of the edited
-    run. `at` is as in `ablate`.
-    """
-    is_map = isinstance(attention_map, attention.AttentionMap)
-    weights = attention_map.weights() if is_map else attention_map
-    return {f"{_path(at)}/weights": lambda _: weights}
 
 
 def on_parts(

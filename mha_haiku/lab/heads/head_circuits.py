@@ -289,8 +289,9 @@ class _HeadRuns:
     def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
-        run = sites.edit(self._run, changed)
-        return sites.look(run, [tuple(self.read)])(self._clean)
+        run = running.editing(self._run, changed, self._clean)
+        look = running.looking(run, [tuple(self.read)], self._clean)
+        return look(self._clean)
 
     def reading(
         self, values: dict[str, Array], where: Callable[[Any, Any], Any]
@@ -307,8 +308,8 @@ class _HeadRuns:
     def computed(self, changed: edits.Edits) -> list[Array]:
         """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = sites.look(self._run, [tuple(self.parts)])
-        _, seen = sites.edit(look, changed)(self._clean)
+        look = running.looking(self._run, [tuple(self.parts)], self._clean)
+        _, seen = running.editing(look, changed, self._clean)(self._clean)
         return [seen[name] for name in self.parts]
 
 

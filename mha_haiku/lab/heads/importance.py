@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import attention, models
+from mha_haiku.core import arguments, attention, models
 from mha_haiku.lab.heads import clean_runs, edits, metrics, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
@@ -59,6 +59,7 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     """Registers a function in `MEASURES`, the source of all lists of measures."""
 
     def offer(function: Callable) -> Callable:
+        function = arguments.checked(function)
         MEASURES[function.__name__] = Measure(function, unit, label)
         return function
 
@@ -328,8 +329,11 @@ def _measured(
 ) -> Heads:
     per_example = _results(subject, compiled, **options)
     kinds, measure = running.kinds_measured(subject), MEASURES[name]
-    named = {"unit": measure.unit or "", "label": measure.label.format(metric="metric")}
-    found = Heads.of_examples(per_example, kinds, name=name, **named)
+    metric, unit = metrics.named(subject.metric)
+    if measure.unit not in (None, "nats"):
+        unit = measure.unit
+    label = measure.label.format(metric=metric)
+    found = Heads.of_examples(per_example, kinds, name=name, unit=unit, label=label)
     config = subject.model.config
     if config is None:
         return found

@@ -18,6 +18,28 @@ from mha_haiku.training import losses, tasks
 Array = jax.Array
 Correct = Callable[[Array, tasks.Example], Array]
 
+_UNITS = {
+    "loss": "nats",
+    "accuracy": "share of right answers",
+    "exact_match": "share of exact answers",
+    "drift": "1 - cosine",
+    "logit_difference": "logits",
+}
+
+
+def named(metric: Metric) -> tuple[str, str]:
+    """Returns the name of a metric and its unit, for tables and axes.
+
+    Example:
+      >>> mh.heads.metrics.named(mh.heads.metrics.loss)
+      ('loss', 'nats')
+    """
+    name = getattr(metric, "__name__", "")
+    if not name.isidentifier():  # a lambda or an object
+        return "metric", "units of the metric"
+    is_ours = getattr(metric, "__module__", "") == __name__
+    return name, (_UNITS if is_ours else {}).get(name, f"units of {name}")
+
 
 def loss(logits: Array, example: tasks.Example) -> Array:
     """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
@@ -32,7 +54,11 @@ def mistakes(correct: Correct | None = None) -> Metric:
     task's does. By default the likeliest class must be the target.
     """
     correct = correct or _likeliest
-    return lambda logits, x: _mean(1.0 - correct(logits, x), x.weights)
+
+    def accuracy(logits: Array, example: tasks.Example) -> Array:
+        return _mean(1.0 - correct(logits, example), example.weights)
+
+    return accuracy
 
 
 def failures(correct: Correct | None = None) -> Metric:
@@ -42,11 +68,11 @@ def failures(correct: Correct | None = None) -> Metric:
     """
     correct = correct or _likeliest
 
-    def has_mistake(logits: Array, example: tasks.Example) -> Array:
+    def exact_match(logits: Array, example: tasks.Example) -> Array:
         wrong = ~correct(logits, example) & (example.weights > 0)
         return wrong.any(tuple(range(1, wrong.ndim))).astype(jnp.float32)
 
-    return has_mistake
+    return exact_match
 
 
 def drift(logits: Array | np.ndarray, example: tasks.Example) -> Array:

@@ -18,7 +18,9 @@ Params = Mapping[str, Mapping[str, Any]]
 
 
 def prune(
-    params: Params, config: models.ModelConfig, keep: Sequence[Sequence[int]]
+    params: Params,
+    config: models.ModelConfig,
+    keep: Sequence[Sequence[int]] | Sequence[Sequence[bool]],
 ) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
     """Removes heads: columns of query, key and value, rows of the output projection.
 

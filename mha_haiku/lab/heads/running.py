@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -151,11 +151,13 @@ def look(
 ) -> tuple[Any, dict[str, Any]]:
     """Computes the model's `Output` on a batch, and the values at sites, by name.
 
-    `at` and the options are as in `sites.look`. Sites of an encoder come first, sites
-    of cross-attention last; attention parts are numbered in this order.
+    `at` and the options are as in `sites.look`, and values as `arranged`. Sites of an
+    encoder come first, sites of cross-attention last; attention parts are numbered in
+    this order.
     """
-    looked = sites.look(functools.partial(run, model), at, **options)
-    output, found = looked(params, example)
+    output, found = looking(functools.partial(run, model), at, example, **options)(
+        params, example
+    )
     names = sorted(found, key=lambda name: _ORDER.index(kind_of(name)))
     return output, collections.OrderedDict((name, found[name]) for name in names)
 
@@ -163,8 +165,69 @@ def look(
 def run_edited(
     model: models.Model, params: Any, example: tasks.Example, edits: Any
 ) -> Any:
-    """Computes the model's `Output` on a batch with the edits of `sites.edit`."""
-    return sites.edit(functools.partial(run, model), edits)(params, example)
+    """Computes the model's `Output` on a batch with edits, see `editing`."""
+    return editing(functools.partial(run, model), edits, example)(params, example)
+
+
+def looking(function: Callable, at: Any, example: tasks.Example, **options: bool):
+    """Makes what `sites.look` makes, which returns values as `arranged`."""
+    if not isinstance(at, Mapping):
+        looked = sites.look(function, at, **options)
+
+        def run(*args: Any) -> tuple[Any, dict[str, Any]]:
+            output, found = looked(*args)
+            return output, {x: arranged(x, y, example) for x, y in found.items()}
+
+        return run
+
+    def of(name: Any, read: Callable) -> Callable:
+        @functools.wraps(read)
+        def arranged_read(value: Any, *layer: Any) -> Any:
+            return read(arranged(name, value, example), *layer)
+
+        return arranged_read
+
+    reads = {name: of(name, read) for name, read in at.items()}
+    return sites.look(function, reads, **options)
+
+
+def editing(function: Callable, edits: Mapping[Any, Any], example: tasks.Example):
+    """Makes what `sites.edit` makes; changes take and return values as `arranged`."""
+
+    def of(name: Any, change: Any) -> Any:
+        if isinstance(change, sites.Resume):
+            return change
+
+        @functools.wraps(change)
+        def changed(value: Any, *layer: Any) -> Any:
+            whole = arranged(name, value, example)
+            result = change(whole, *layer)
+            return result if whole is value else result.reshape(value.shape)
+
+        return changed
+
+    return sites.edit(function, {x: of(x, y) for x, y in edits.items()})
+
+
+_OF_ATTENTION = "gates", "heads", "key", "map", "query", "scores", "value", "weights"
+_OF_STREAM = re.compile(r"stream|output|factor|(decoder_)?(token_)?embedding")
+
+
+def arranged(name: Any, value: Any, example: tasks.Example) -> Any:
+    """Arranges the value of a site by example, as sites of our models are.
+
+    A function may drop the axis of a single example in its attention, or join the axes
+    of examples and positions in its stream.
+    """
+    last = (name if isinstance(name, str) else name[0]).rpartition("/")[2]
+    if last in _OF_ATTENTION and value.ndim == 3 and len(example.inputs) == 1:
+        return jax.tree.map(lambda x: x[None] if jnp.ndim(x) else x, value)
+    if _OF_STREAM.fullmatch(last) and value.ndim == 2:
+        for inputs in (example.inputs, example.decoder_inputs):
+            sides = () if inputs is None else np.shape(inputs)[:2]
+            if len(sides) == 2 and len(value) == math.prod(sides):
+                return value.reshape(*sides, -1)
+    return value
 
 
 _ORDER = ("encoder", "", "decoder", "cross")
@@ -425,7 +488,10 @@ def by_kind(
         names: dict[Any, str] = {"*/map": ""}
     elif model.config is None and example is not None:
         paths = parts(model, params, example)
-        names = {(f"{x}/map",): y for x, y in zip(paths, kinds, strict=True)}
+        names = {
+            (f"{x}/map".removeprefix("/"),): y
+            for x, y in zip(paths, kinds, strict=True)
+        }
     else:
         names = {"decoder/*/cross_attention/map": "cross", "decoder/*/map": "decoder"}
         names["*/map"] = "encoder"

@@ -9,7 +9,7 @@ import numpy as np
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import computing, conversion, encoding
+from mha_haiku.subjects import computing, conversion, encoding, example_rows
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -189,8 +189,6 @@ def _answers(
 ):
     """Finds the right and the wrong answer of each example, two arrays `[B]`."""
     if given is not None:
-        if isinstance(given, str) or len(given) != 2:
-            raise ValueError(f"answers must be two, (right, wrong), got {given!r}.")
         chosen = [encoding.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]
         running.check_classes("answers", *asked, chosen)
@@ -225,4 +223,4 @@ def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
         members = np.flatnonzero(groups == group)
         after[members] = np.roll(members, -1)
     clean = np.flatnonzero(after != np.arange(len(groups)))
-    return [conversion.taken(batch, i) for i in (clean, after[clean])]
+    return [example_rows.taken(batch, i) for i in (clean, after[clean])]

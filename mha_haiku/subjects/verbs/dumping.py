@@ -25,7 +25,7 @@ from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import files, progress, writable
+from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
 _MEAN_EXAMPLES = 64  # at least
@@ -59,9 +59,7 @@ def dump(
         refuse(subject, "dump", "has no folder; give out")
     else:
         folder = subject.folder.attention / ("" if own is None else "own_text")
-    cluster.first_does(
-        lambda: writable.check_writable("out", folder)
-    )  # before the work
+    cluster.first_does(lambda: files.check_writable("out", folder))  # before the work
     maps = measured(subject, own=own, **options)
     with checks.user_mistakes():
         maps.check(is_finite=True)  # before any file changes

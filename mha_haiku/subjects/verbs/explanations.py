@@ -156,7 +156,7 @@ def _strongest(model: models.Model, path: str, kind: str):
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 
-        _, found = running.look(model, params, batch, {(f"{path}/map",): largest})
-        return found[f"{path}/map".removeprefix("/")]
+        name = f"{path}/map".removeprefix("/")
+        return running.look(model, params, batch, {(name,): largest})[1][name]
 
     return run

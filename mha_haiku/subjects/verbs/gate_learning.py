@@ -28,7 +28,7 @@ from mha_haiku.subjects.subject import (
 )
 from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
 from mha_haiku.training import devices, optimizers, stepping
-from mha_haiku.training.runs import files, folders, loop, writable
+from mha_haiku.training.runs import files, folders, loop
 
 _STEPS_PER_DISPATCH = 100
 _FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
@@ -185,8 +185,8 @@ def learn_gates(
     if out is None:
         if subject.folder is None:
             refuse(subject, "learn_gates", "has no folder; give out")
-        out = writable.beside(subject.folder.root, "_gates")
-    writable.check_writable("out", out)  # before the work
+        out = files.beside(subject.folder.root, "_gates")
+    files.check_writable("out", out)  # before the work
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
     by_name = {

@@ -16,7 +16,7 @@ from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import running
-from mha_haiku.subjects import computing, conversion, imported_runs
+from mha_haiku.subjects import computing, conversion, example_rows, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training.runs import configuration, folders
 
@@ -280,7 +280,7 @@ def _continued(
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, subject.codec.max_length)
-    subject.codec.check(conversion.example(np.array([written])))
+    subject.codec.check(example_rows.example(np.array([written])))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
         keys = jax.random.fold_in(key, i)[None]
@@ -312,7 +312,7 @@ def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Ar
     """Computes the logits `[1, C]` of the token after a text, padded to a length."""
 
     def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
-        example = conversion.example(row)
+        example = example_rows.example(row)
         logits = running.run(subject.model, params, example).logits
         # A function may return those after the last position alone, `[B, C]`.
         return logits[:, place] if logits.ndim == 3 else logits

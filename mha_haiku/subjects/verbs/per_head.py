@@ -4,7 +4,7 @@ Dimensions: N examples, L layers, H heads, T positions.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -29,12 +29,6 @@ from mha_haiku.subjects.subject import (
 from mha_haiku.training import tasks
 
 _BATCH_POSITIONS = 2**13  # of all examples in a batch
-_UNITS = {
-    "loss": "nats",
-    "accuracy": "share of right answers",
-    "exact_match": "share of exact answers",
-    "drift": "1 - cosine",
-}
 _NOTES = (
     "rank: 1 is the most important head; with 95 % of resampled examples it is in "
     "between",
@@ -181,25 +175,22 @@ def importance(
             reason = "the drift has no slope at the whole model"
             raise ConfigError(f"measures must not have gradient: {reason}.")
         wanted.remove("gradient")
-    batches = computing.batches_given(subject, examples)
+    batches = computing.batches_given(subject, examples, metric=metric)
     placed = computing.placed(subject) if batches is None else subject
     value = computing.ablation_value(placed, ablation_value, examples)
     columns = {}
     for name in wanted:
         entry = heads.MEASURES[name]
-        of_loss = entry.unit == _UNITS["loss"]
-        measured_by = metric
-        if of_loss and metric not in ("drift", None):
-            measured_by = "loss"
+        uses_loss = entry.unit == "nats" and metric not in ("drift", None)
+        measured_by = "loss" if uses_loss else metric
         of = computing.measured(placed, examples, metric=measured_by, name=name)
-        per_example = entry.measure(of, ablation_value=value).per_example
+        column = entry.measure(of, ablation_value=value).first
+        per_example = column.per_example
         assert per_example is not None  # as of every measure
         if batches is None:  # whole batches were measured
             per_example = per_example[:examples]
-        unit = _UNITS.get(measured_by or "", "")
-        unit = unit if of_loss else entry.unit or unit
-        label = entry.label.format(metric=measured_by or "metric")
-        columns[name] = Column.of_examples(per_example, unit, label).with_ranks()
+        column = Column.of_examples(per_example, column.unit, column.label)
+        columns[name] = column.with_ranks()
     first = None if batches is None else batches[0]
     count = len(columns[wanted[0]].per_example)
     return Heads(
@@ -250,8 +241,6 @@ def chosen_layers(
     """
     if wanted is None:
         return chosen("layers", None, len(parts))
-    if isinstance(wanted, str) or not isinstance(wanted, Iterable):
-        raise TypeError(f"layers must be a list, such as [0, 2], got {wanted!r}.")
     result: list[Any] = []
     addresses = [part.address for part in parts]
     for layer in wanted:

@@ -41,7 +41,7 @@ Keep = list[list[int]]
 @verb
 def prune(
     subject: Subject,
-    keep: float | Sequence[Sequence[int]] | None = None,
+    keep: float | Sequence[Sequence[int]] | Sequence[Sequence[bool]] | None = None,
     *,
     metric_drop: float | None = None,
     keep_units: float = 1.0,

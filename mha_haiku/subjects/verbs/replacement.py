@@ -25,7 +25,7 @@ from mha_haiku.lab.heads.rollout import rollout as rolled_out
 from mha_haiku.records import Result, means
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing, conversion
+from mha_haiku.subjects import computing, example_rows
 from mha_haiku.subjects.subject import Subject, refuse, verb
 from mha_haiku.training import evaluation, stepping, tasks
 
@@ -320,7 +320,7 @@ def _each(batch: dict[str, Any]) -> Iterator[dict[str, Any]]:
     """Splits the results of `effects`; `example` stays a batch, of one example."""
     of_all = {name: x for name, x in batch.items() if name != "example"}
     for n in range(len(batch["row"])):
-        example = conversion.taken(batch["example"], slice(n, n + 1))
+        example = example_rows.taken(batch["example"], slice(n, n + 1))
         yield jax.tree.map(operator.itemgetter(n), of_all) | {"example": example}
 
 

@@ -64,7 +64,8 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> sets.TextMaps:
 def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
     """Runs the model; returns its `Output` and the values at sites; see `mh.look`."""
     batch, _ = given.batch_of(subject, inputs)
-    return running.look(subject.model, subject.params, batch, at)
+    run = functools.partial(running.run, subject.model)
+    return all_sites.look(run, at)(subject.params, batch)
 
 
 @verb
@@ -94,6 +95,7 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
     texts = np.array([[label(c) for c in row] for row in best.tolist()])
     known = () if is_pooled else given.labels(subject, batch)[0]
     (tokens,) = known or [("",) * len(found[0])]
+    tokens = tokens[-len(found[0]) :]  # a model may answer only at the end
     return answers.Lens(tokens, texts, chances.max(-1), found)
 
 

@@ -1,7 +1,8 @@
 """Several processes that run the same program: they connect, agree and share results.
 
 All processes must call these functions in the same order. With one process they return
-at once. Only the first process reads and writes the folder of a run.
+at once. Only the first process reads the folder of a run (`first_does`) and writes it
+(`runs.loop` and `runs.files`).
 """
 
 import json
@@ -80,17 +81,6 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def exchange(text: str) -> list[str]:
-    """Exchanges texts between all processes: the texts of all, in their order."""
-    if _is_alone():
-        return [text]
-    data = np.frombuffer(text.encode(), np.uint8)
-    sizes = _gathered(np.array([data.size], np.int32))[:, 0]
-    rows = _gathered(np.pad(data, (0, int(sizes.max()) - data.size)))
-    rows = zip(rows, sizes, strict=True)
-    return [row[:size].tobytes().decode() for row, size in rows]
-
-
 def agree(stops: bool, steps: int) -> tuple[bool, int]:
     """Agrees between processes: whether any wants to stop, and their fewest steps."""
     if _is_alone():
@@ -100,14 +90,15 @@ def agree(stops: bool, steps: int) -> tuple[bool, int]:
 
 
 def first_does(function: Callable[[], Any]) -> Any:
-    """Runs `function()` on the first process; returns its JSON result on all.
+    """Runs `function()` on the first process; returns its result on all.
 
-    A ConfigError of the first process is raised on all; after any other error there,
-    the others raise RuntimeError.
+    The result is a JSON value that may have NumPy arrays in it. A ConfigError of the
+    first process is raised on all; after any other error there, the others raise
+    RuntimeError.
     """
     if _is_alone():
         return function()
-    outcome, failure = {}, None
+    outcome, failure, arrays, blanks = {}, None, [], []
     if is_first():
         try:
             outcome = {"value": function()}
@@ -115,7 +106,27 @@ def first_does(function: Callable[[], Any]) -> Any:
             outcome, failure = {"mistake": str(error)}, error
         except Exception as error:
             outcome, failure = {"fault": f"{type(error).__name__}: {error}"}, error
-    outcome = json.loads(exchange(json.dumps(outcome))[0])
+
+    def described(array: np.ndarray) -> dict[str, Any]:
+        arrays.append(array)
+        return {"dtype": str(array.dtype), "shape": array.shape}
+
+    def blank(value: dict[str, Any]) -> Any:
+        if value.keys() != {"dtype", "shape"}:
+            return value
+        blanks.append(np.empty(value["shape"], jax.numpy.dtype(value["dtype"])))
+        return blanks[-1]
+
+    text = np.frombuffer(json.dumps(outcome, default=described).encode(), np.uint8)
+    size = int(_of_first(np.int32(text.size)))
+    text = _of_first(np.resize(text, size))
+    outcome = json.loads(np.asarray(text).tobytes(), object_hook=blank)
+    # As bytes, so that the broadcast changes no bit.
+    contents = [np.frombuffer(x.tobytes(), np.uint8) for x in arrays or blanks]
+    contents = _of_first(contents) if blanks else []
+    for array, content in zip(blanks, contents, strict=True):
+        content = np.frombuffer(np.asarray(content).tobytes(), array.dtype)
+        array[...] = content.reshape(array.shape)
     if failure is not None:
         raise failure
     if "mistake" in outcome:
@@ -123,31 +134,6 @@ def first_does(function: Callable[[], Any]) -> Any:
     if "fault" in outcome:
         raise RuntimeError(f"the first process failed: {outcome['fault']}")
     return outcome["value"]
-
-
-def first_reads(function: Callable[[], Any], abstract: Any) -> Any:
-    """Reads host arrays by `function()` on the first process; returns them on all.
-
-    `abstract` is a tree of their shapes and dtypes; raises what `first_does` does.
-    """
-    if _is_alone():
-        return function()
-    from jax.experimental import multihost_utils
-
-    read = []
-    first_does(lambda: read.append(function()))
-    # As bytes, so that the broadcast changes no bit.
-    zeros = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), abstract)
-    content = jax.tree.map(
-        lambda x: np.frombuffer(np.asarray(x).tobytes(), np.uint8), *read or [zeros]
-    )
-    content = multihost_utils.broadcast_one_to_all(content)
-
-    def array(like: jax.ShapeDtypeStruct, x: jax.Array | np.ndarray) -> np.ndarray:
-        flat = np.frombuffer(np.asarray(x).tobytes(), like.dtype)
-        return flat.reshape(like.shape).copy()
-
-    return jax.tree.map(array, abstract, content)
 
 
 def leave() -> bool:
@@ -194,3 +180,9 @@ def _gathered(array: np.ndarray) -> np.ndarray:
     from jax.experimental import multihost_utils
 
     return np.asarray(multihost_utils.process_allgather(array))
+
+
+def _of_first(tree: Any) -> Any:
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.broadcast_one_to_all(tree)

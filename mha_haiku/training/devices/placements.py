@@ -1,7 +1,7 @@
 """Placements: how devices divide a batch, a state and the programs that run on them.
 
 B batch, T positions, D model width, H heads, F hidden units. `Replicas` have the whole
-model, or several, on every device. `Sharded` has a mesh: its axis `data` divides the
+model on every device. `Sharded` has a mesh: its axis `data` divides the
 batch, `heads` heads and hidden units, `sequence` positions; the compiler derives the
 shardings of all arrays from parameters and examples.
 
@@ -32,22 +32,13 @@ class Replicas:
 
     Programs are `jax.pmap`ped over the axis `_AXIS`. Arrays on devices have a leading
     axis, one entry per device, so that they can be donated to the next call.
-
-    Programs of `several` models of one shape have a further axis, of models, on all
-    arrays except the data, over which `jax.vmap` runs them. Where a `while_loop` ends
-    sooner for one model, its state is kept while the others train: a model that should
-    stop at its current step takes no step, and no number of another model reaches it,
-    not even NaN.
     """
 
     def __init__(
         self,
         devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
-        *,
-        several: bool = False,
     ):
         self.devices = tuple(devices)
-        self._several = several
 
     def implementation(self, name: str) -> str:
         """Returns the argument `implementation` of `attend` for one of its names."""
@@ -86,8 +77,6 @@ class Replicas:
         `returns_state` (the state is donated then) a state and a tree. It may call
         `batch`, `own_key` and `total`.
         """
-        if self._several:
-            function = jax.vmap(function, in_axes=(0, None, *(0,) * num_scalars))
         return jax.pmap(
             function,
             axis_name=_AXIS,

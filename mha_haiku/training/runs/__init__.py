@@ -2,8 +2,7 @@
 
 from mha_haiku.training.runs.configuration import RunConfig, default_config
 from mha_haiku.training.runs.folders import Run, load_run
-from mha_haiku.training.runs.loop import Observer, Trained, train, train_seeds
-from mha_haiku.training.runs.starting import SeedsSummary, Summary
+from mha_haiku.training.runs.loop import Observer, Summary, train
 from mha_haiku.training.runs.trainers import NonFiniteLossError
 
 load = load_run
@@ -13,12 +12,9 @@ __all__ = [
     "Observer",
     "Run",
     "RunConfig",
-    "SeedsSummary",
     "Summary",
-    "Trained",
     "default_config",
     "load",
     "load_run",
     "train",
-    "train_seeds",
 ]

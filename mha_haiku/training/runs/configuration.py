@@ -4,6 +4,7 @@ Every mistake found here is a `ConfigError` that names the field by its whole pa
 before anything compiles.
 """
 
+import copy
 import dataclasses
 import os
 from collections.abc import Mapping, Sequence
@@ -21,18 +22,18 @@ from mha_haiku.training.optimizers import OptimizerConfig
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 _PARTS = fields.integer(1, 2**20)
+# Fields of mha_haiku 0.2, with the values that mean the same as no such field.
+_GONE = {
+    "config.training.seeds": (1,),
+    "config.training.samples": range(2**10 + 1),
+    "config.model.embedding.image": (None,),
+}
 
 
 class TrainingConfig(Section, path="config.training"):
     """The length of a run, and what the run reports and stores."""
 
     steps: int = field(400, "training steps of the whole run", _STEPS)
-    seeds: int = field(
-        1,
-        "models that train together, in separate folders, with config.seed, "
-        "config.seed + 1, ...",
-        fields.integer(1, 2**10),
-    )
     batch_size: int = field(128, "examples of a step, over all devices", _COUNT)
     steps_per_dispatch: int = field(
         50, "maximum number of steps in one call of the compiled program", _COUNT
@@ -130,11 +131,6 @@ class RunConfig(Section, path="config"):
     def __post_init__(self):
         super().__post_init__()
         models.check(self.model)
-        if self.seed + self.training.seeds > 2**32:
-            raise ConfigError(
-                "config.seed must be at most 2**32 - config.training.seeds, got "
-                f"{self.seed} with {self.training.seeds} seeds."
-            )
 
     def replace(self, **changes: Any) -> Self:
         """Makes a config with other values; see `Section.replace`.
@@ -279,10 +275,10 @@ def make_placement(
     available: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
 ) -> devices.Placement:
     """Makes the placement of a run; raises what `check_devices` raises."""
-    shared, training = config.devices, config.training
-    check_devices(shared, config.model, training, len(available))
+    shared = config.devices
+    check_devices(shared, config.model, config.training, len(available))
     if not shared.divide_models:
-        return devices.Replicas(available, several=training.seeds > 1)
+        return devices.Replicas(available)
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
     return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 
@@ -319,12 +315,6 @@ def check_devices(
                 model.attention.implementation,
                 attention.IN_A_RING,
             )
-    if training.seeds > 1 and shared.divide_models:
-        raise ConfigError(
-            f"config.training.seeds must be 1 where devices divide heads, positions or "
-            f"parameters, got {training.seeds}.\n"
-            "Several seeds share the devices by their batches: config.devices.data."
-        )
     _check_heads(model, heads)
     size = training.batch_size
     if rest := size % data:
@@ -403,14 +393,30 @@ def of_json(
             f"{name.rpartition(':')[0]!r}.\nWhere you trust it, allow that by "
             "mha_haiku.load(..., trust=True), or by --trust."
         )
-    training = values.get("training")
-    if isinstance(training, dict) and "samples" in training:  # of mha_haiku 0.2
-        training = {x: y for x, y in training.items() if x != "samples"}
-        values = values | {"training": training}
-    config = default_config(name)
+    values, config = _of_today(values), default_config(name)
     return found(
         config.replace(**values | {"task": section | {"name": name}}), directory
     )
+
+
+def _of_today(values: dict[str, Any]) -> dict[str, Any]:
+    """Leaves out the fields that config.json of mha_haiku 0.2 has in addition."""
+    values = copy.deepcopy(values)
+    for name, neutral in _GONE.items():
+        *path, last = name.split(".")[1:]
+        section: Any = values
+        for part in path:
+            section = section.get(part) if isinstance(section, dict) else None
+        if not isinstance(section, dict) or last not in section:
+            continue
+        value = section.pop(last)
+        if value not in neutral:
+            config = f"configs/{values['task']['name']}.py"
+            raise ConfigError(
+                f"{name} is {value!r}, which this version of mha_haiku lacks.\n"
+                f"A new run: python -m mha_haiku train --config={config}"
+            )
+    return values
 
 
 def found(config: RunConfig, directory: str | None) -> RunConfig:

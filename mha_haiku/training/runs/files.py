@@ -1,28 +1,39 @@
-"""Files that are written whole or not at all, logs, and the lock of a run's folder.
+"""Files of a run: written whole or not at all, logs, links, and the lock of a folder.
 
 A log has a JSON object per line. It is only appended to and truncated, never rewritten,
-so that a kill loses no line.
+so that a kill loses no line. Of several processes only the first writes.
 """
 
 import contextlib
 import fcntl
-import io
 import json
 import logging
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from mha_haiku.core import arrays, checks
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.training.devices import cluster
 
 _logger = logging.getLogger("mha_haiku")
 _MOST_BYTES = 2**30  # of a log; a larger file is damage
-_MOST_OWNER = 2**12  # bytes of a lock
+_OWNER = "mha_haiku: "  # begins the content of a lock
 
-write = checks.write_file
+
+class SaveError(RuntimeError):
+    """A file of a run could not be written; what was saved before is unchanged."""
+
+
+def write(
+    path: str | os.PathLike, content: str | bytes | Callable[[BinaryIO], Any]
+) -> Path:
+    """Writes a file whole, on the first process only; see `checks.write_file`."""
+    if not cluster.is_first():
+        return checks.as_path(path)
+    return checks.write_file(path, content)
 
 
 def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
@@ -44,42 +55,32 @@ def read_json(path: Path) -> dict[str, Any] | None:
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a log, in order; warns of damaged lines, and omits them.
-
-    A last line that a kill cut off is left out without a warning.
-    """
-    lines = _parse(_read_bytes(path))
-    damaged = [str(i) for i, (_, record) in enumerate(lines, start=1) if record is None]
+    """Reads the records of a log, in order; warns of damaged lines, and omits them."""
+    records = [_record(line) for line in _lines(path)]
+    damaged = [str(i) for i, record in enumerate(records, start=1) if record is None]
     if damaged:
         listed = ", ".join(damaged[:4]) + ", ..." * (len(damaged) > 4)
         _logger.warning(
             f"{path} is damaged at line{'s' * (len(damaged) > 1)} {listed}: left out."
         )
-    return [record for _, record in lines if record is not None]
+    return [record for record in records if record is not None]
 
 
 class LineWriter(contextlib.AbstractContextManager):
-    """Appends records to a log, each at once.
-
-    Records that a full disk refuses are kept, and written once there is room again.
-    """
+    """Appends records to a log, each in one write."""
 
     def __init__(self, path: Path, *, last_step: int | None = None):
         """Opens or creates the log; cuts off records of a "step" after `last_step`."""
-        self._pending = b""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = checks.regular_file(path).open("ab", buffering=0)
-            content, end = _read_bytes(path), 0
-            for place, record in _parse(content):
-                step = -1 if record is None else record.get("step", -1)
+            end = 0
+            for line in _lines(path):
+                step = (_record(line) or {}).get("step", -1)
                 if last_step is not None and step > last_step:
                     break
-                end = place
-            if end < len(content):
-                self._file.truncate(end)
-            if end and content[end - 1 : end] != b"\n":
-                self._pending = b"\n"  # a kill left the last line without it
+                end += len(line)
+            self._file.truncate(end)  # and a line that a kill has cut off
         except OSError as error:
             raise ConfigError(f"{path} cannot be written: {error.strerror}.") from None
 
@@ -87,131 +88,142 @@ class LineWriter(contextlib.AbstractContextManager):
         self.close()
 
     def append(self, record: Mapping[str, Any]) -> None:
-        self._pending += json.dumps(record).encode() + b"\n"
-        self._write_pending()
+        """Appends a record; SaveError, with the log as before, if that fails."""
+        line = json.dumps(record).encode() + b"\n"
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(None, "No space left on device")
+        except OSError as error:
+            self._file.truncate(end)
+            name, why = self._file.name, error.strerror
+            raise SaveError(f"{name} cannot be written: {why}.") from None
+
+    def sync(self) -> None:
+        """Waits until all records are on the disk itself."""
+        os.fsync(self._file.fileno())
 
     def close(self) -> None:
-        self._write_pending()
         self._file.close()
-
-    def _write_pending(self) -> None:
-        try:
-            while self._pending:
-                self._pending = self._pending[self._file.write(self._pending) :]
-        except OSError as error:
-            _logger.warning(
-                f"{self._file.name} cannot be written ({error.strerror}); "
-                f"{len(self._pending)} bytes wait."
-            )
 
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds a lock on `path.parent` while entered; ConfigError if it is in use.
+    """Holds the lock `path` of its folder while entered; ConfigError if it is in use.
 
     One process trains in a folder at a time. The kernel holds the lock (`flock`) and
-    releases it when the process ends, also by a kill. The content of the file only
-    names the owner, for messages.
+    releases it when the process ends, also by a kill. The file stays; its content names
+    the last owner, for messages.
     """
-    while (descriptor := _lock(path)) is None:
-        pass
-    before, host = _owner_in(descriptor), socket.gethostname()
-    if before is not None and before["host"] != host:
-        _logger.warning(
-            f"{path} is of process {before['pid']} on {before['host']}, "
-            "which ended without releasing it; it is taken over."
-        )
-    text = json.dumps({"pid": os.getpid(), "host": host}).encode()
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, text, 0)
-    try:
-        yield
-    finally:
-        # Removed while locked, so that it cannot be another process's file.
-        path.unlink(missing_ok=True)
-        os.close(descriptor)
-
-
-def is_lock(path: Path) -> bool:
-    """Returns whether a file is missing, or may be what a killed `locked` has left."""
-    try:
-        content = checks.whole_file(path, _MOST_OWNER)
-    except FileNotFoundError:
-        return True
-    except OSError:
-        return False
-    return not content or _owner(content) is not None
-
-
-def _read_bytes(path: Path) -> bytes:
-    try:
-        return checks.whole_file(path, _MOST_BYTES)
-    except FileNotFoundError:
-        return b""
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-
-
-def _parse(content: bytes) -> list[tuple[int, dict[str, Any] | None]]:
-    """Parses lines: the end and the record of each, None if it is damaged."""
-    lines, end = [], 0
-    for text in io.BytesIO(content):
-        end += len(text)
-        record = _record(text)
-        # A kill leaves the beginning of a line, which is left out.
-        if record is not None or text.endswith(b"\n"):
-            lines.append((end, record))
-    return lines
-
-
-def _record(text: bytes) -> dict[str, Any] | None:
-    try:
-        record = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(record, dict) or type(record.get("step", 0)) is not int:
-        return None
-    record.pop("crc32", None)  # of logs that were written before
-    return record
-
-
-def _lock(path: Path) -> int | None:
-    """Opens and locks the file; returns None if another process has removed it."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.path.samestat(os.fstat(descriptor), os.stat(path)):
-            return descriptor
     except BlockingIOError:
-        owner = _owner_in(descriptor) or {"pid": "unknown", "host": "this host"}
+        owner = os.pread(descriptor, 2**12, 0).decode(errors="replace")
         os.close(descriptor)
         raise ConfigError(
-            f"workdir {path.parent} is in use: process {owner['pid']} on "
-            f"{owner['host']} trains in it.\n"
+            f"workdir {path.parent} is in use: "
+            f"{owner.removeprefix(_OWNER) or 'another process'} trains in it.\n"
             "Wait for its end, or take another workdir."
         ) from None
-    except FileNotFoundError:  # removed, and not there again
-        pass
     except OSError as error:  # a file system without locks
         _logger.warning(
             f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
             "one process trains in it."
         )
-        return descriptor
-    os.close(descriptor)
-    return None
-
-
-def _owner(content: bytes) -> dict | None:
     try:
-        owner = json.loads(content)
-        return {"pid": int(owner["pid"]), "host": str(owner["host"])}
-    except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
-        return None
+        os.ftruncate(descriptor, 0)
+        owner = f"{_OWNER}process {os.getpid()} on {socket.gethostname()}"
+        os.pwrite(descriptor, owner.encode(), 0)
+        yield
+    finally:
+        os.close(descriptor)
 
 
-def _owner_in(descriptor: int) -> dict | None:
+def is_lock(path: Path) -> bool:
+    """Checks whether a file is a lock that `locked` has made."""
+    with contextlib.suppress(OSError):
+        content = checks.whole_file(path, 2**12)
+        return not content or content.startswith(_OWNER.encode())
+    return False
+
+
+def check_links(root: Path) -> None:
+    """Raises ConfigError if a link in a folder leaves it: others would be written."""
+    inside = root.resolve()
+    for folder, folders, files in os.walk(root):
+        for name in (*folders, *files):
+            path = Path(folder, name)
+            if path.is_symlink() and not path.resolve().is_relative_to(inside):
+                raise ConfigError(
+                    f"{path} is a link that leaves the run's folder, to "
+                    f"{path.resolve()}.\nReplace it by what it links to."
+                )
+
+
+def make_folder(name: str, path: str | os.PathLike) -> Path:
+    """Makes a folder if it is missing, and returns its path.
+
+    Raises:
+      ConfigError: With `name`, if files cannot be written there.
+    """
+    root = checks.as_path(path)
     try:
-        return _owner(os.pread(descriptor, _MOST_OWNER, 0))
-    except OSError:
+        root.mkdir(parents=True, exist_ok=True)
+        why = None if os.access(root, os.W_OK | os.X_OK) else "no permission"
+    except (FileExistsError, NotADirectoryError):
+        why = "it must be a folder, and a file is there"
+    except OSError as error:
+        why = error.strerror
+    if why is not None:
+        raise ConfigError(f"{name} {root} cannot be written: {why}.")
+    return root
+
+
+@contextlib.contextmanager
+def not_left_empty(path: str | os.PathLike) -> Iterator[None]:
+    """Removes on exit the folders that were made while entered and are empty."""
+    root = checks.as_path(path)
+    missing = [each for each in (root, *root.parents) if not os.path.lexists(each)]
+    try:
+        yield
+    finally:
+        for each in missing:
+            with contextlib.suppress(OSError):  # it holds something
+                each.rmdir()
+
+
+def check_writable(name: str, path: str | os.PathLike) -> None:
+    """Raises the errors of `make_folder`, and leaves a missing folder missing."""
+    with not_left_empty(path):
+        make_folder(name, path)
+
+
+def beside(workdir: str | os.PathLike, suffix: str) -> Path:
+    """Names the folder next to a run's, "sort_pruned" for "sort" and "_pruned"."""
+    root = checks.as_path(workdir)
+    if root.name in ("", ".."):  # "." too
+        root = root.resolve()
+    return root.parent / f"{root.name}{suffix}"
+
+
+def _lines(path: Path) -> list[bytes]:
+    """Reads the whole lines of a log; a kill leaves the beginning of another."""
+    try:
+        content = checks.whole_file(path, _MOST_BYTES)
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
+    lines = content.splitlines(keepends=True)
+    return [line for line in lines if line.endswith(b"\n")]
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """Parses a line; None if it is damaged."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
         return None
+    is_record = isinstance(record, dict) and type(record.get("step", 0)) is int
+    return record if is_record else None

@@ -8,7 +8,7 @@ import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,10 +19,9 @@ from mha_haiku.core import arrays, checks, display, fields, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
-from mha_haiku.training.runs import checkpoints, configuration, files, writable
+from mha_haiku.training.runs import checkpoints, configuration, files
 
 _FORM = 2  # version of the folder's format
-_FEW_LAYERS = 16  # whose shapes are found fast
 
 
 def _path(name: str) -> property:
@@ -44,18 +43,18 @@ class Folder(NamedTuple):
     heads = _path("heads")
     timeline = _path("heads/timeline.jsonl")
     summary = _path("summary.json")
-    lock = _path("lock.json")
+    lock = _path("lock")
 
 
 class _Text(NamedTuple):
-    """The data that a run has learned from; see `tasks.Kept`."""
+    """The text that a run has learned from; see `tasks.Kept`."""
 
     name: str
     sha256: str
     labels: tuple[str, ...] | None = None
 
 
-class _Whole(NamedTuple):
+class _Saved(NamedTuple):
     """The content of config.json, except its sha256."""
 
     form: int
@@ -120,58 +119,43 @@ class Run(NamedTuple):
         return self._replace(config=config, model=model, params=params)
 
 
-def of_runs(
-    folder: Folder, config: configuration.RunConfig
-) -> list[tuple[configuration.RunConfig, Folder]]:
-    """Lists the config and folder of each run that a config describes."""
-    if config.training.seeds == 1:
-        return [(config, folder)]
-    seeds = range(config.seed, config.seed + config.training.seeds)
-    return [
-        (
-            config.replace(seed=seed, training=dict(seeds=1)),
-            Folder(folder.root / f"seed_{seed}"),
-        )
-        for seed in seeds
-    ]
+@contextlib.contextmanager
+def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
+    """Locks a folder to train in while entered; yields the config of the run in it.
 
+    A missing folder is made, and removed again if no run has begun in it. A folder
+    without a run must be empty, or be what a killed start has left.
 
-def open_folder(workdir: str | os.PathLike, *, is_new: bool = False) -> Folder:
-    """Opens the folder to train in; creates it if it is missing.
-
-    The folder of a new run (`is_new`) may have a checkpoint of step 0 without a
-    config.json, which a kill leaves. ConfigError if it holds files of the user, and
-    no run, under the names of a run's files.
+    Raises:
+      ConfigError: If it is in use, holds files of others, or cannot be written.
     """
-    folder = Folder(writable.made("workdir", workdir))
-    _check_unused(folder, is_new=is_new)
-    return folder
+    root = folder.root
+    with files.not_left_empty(root):
+        files.make_folder("workdir", root)
+        if not os.path.lexists(folder.config) and not files.is_lock(folder.lock):
+            _check_empty(root)
+        read_config(folder)  # its mistakes, and links, before the lock is written
+        with files.locked(folder.lock):
+            try:
+                yield read_config(folder)
+            finally:
+                if not folder.config.exists():
+                    _remove_start(folder)
 
 
-def _check_unused(folder: Folder, *, is_new: bool) -> None:
-    """Raises ConfigError if a folder without a run has what a run would replace."""
-    if os.path.lexists(folder.config):
-        return
-    root, stored = folder.root, folder.checkpoints
-    is_replaced = is_new and stored.is_dir()
-    if is_replaced:
-        is_replaced = checkpoints.Checkpoints(stored, read_only=True).is_begun()
-    if os.path.lexists(stored) and not is_replaced:
+def _check_empty(root: Path) -> None:
+    if names := sorted(os.listdir(root)):
         raise ConfigError(
-            f"workdir {root} has checkpoints but no config.json to resume from."
+            f"workdir {root} holds no run, but {checks.listed(names, 4)}.\n"
+            "Take another folder, or an empty one."
         )
-    # Next to config.json, which comes first, these are the run's.
-    places = [folder.tokenizer, folder.data, folder.metrics, folder.summary]
-    places += [folder.timeline]
-    theirs = [path for path in places if os.path.lexists(path)]
-    if not files.is_lock(folder.lock):
-        theirs.append(folder.lock)
-    if theirs:
-        names = checks.listed([str(path.relative_to(root)) for path in theirs])
-        raise ConfigError(
-            f"workdir {root} holds no run, but {names}, which a run would replace.\n"
-            "Take another folder."
-        )
+
+
+def _remove_start(folder: Folder) -> None:
+    """Removes what precedes config.json."""
+    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+    for path in (folder.tokenizer, folder.data, folder.lock):
+        path.unlink(missing_ok=True)
 
 
 def load_run(
@@ -184,8 +168,8 @@ def load_run(
 
     Raises:
       ConfigError: If there is no run, or no checkpoint of that step, or it is damaged;
-        if there are runs of several seeds, in separate folders; or if the file of your
-        own task has changed, or would be executed without `trust`.
+        or if the file of your own task has changed, or would be executed without
+        `trust`.
 
     Example:
       >>> mh.runs.load_run("runs/reverse")
@@ -193,89 +177,60 @@ def load_run(
       >>> mh.runs.load_run("runs/reverse", step=10).step
       10
     """
+    return load_with_data(workdir, step, trust=trust)[0]
+
+
+def load_with_data(
+    workdir: str | os.PathLike, step: int | None = None, *, trust: bool = False
+) -> tuple[Run, tasks.Kept | None]:
+    """Loads a run, and what it stored of its task; see `load_run`."""
     folder = Folder(checks.as_path(workdir))
 
-    def read_here():
-        if changed := changed_task(folder):
+    def read_here() -> dict[str, Any]:
+        if changed := changed_task(folder):  # before it is executed
             raise ConfigError(
                 f"{changed}; the run in {folder.root} used the old one.\n"
                 "Restore it, or train on with --override_config."
             )
-        return (config := read_config(folder, trust=trust)) and config.to_json()
+        config = read_config(folder, trust=trust)
+        if config is None:
+            raise ConfigError(
+                f"There is no run in {folder.root}: it has no config.json."
+            )
+        stored = checkpoints.read(folder.checkpoints, step)
+        parts = [f".{name}" for name in stepping.Parameters._fields]
+        return {
+            "config": config.to_json(),
+            "kept": read_kept(folder),
+            "name": str(stored),
+            "arrays": stored.arrays(parts),
+        }
 
-    saved = cluster.first_does(read_here)
-    config = saved and configuration.of_json(saved, trust=trust)
-    if config is None:
-        raise ConfigError(f"There is no run in {folder.root}: it has no config.json.")
-    if config.training.seeds > 1:
-        roots = [run_folder.root for _, run_folder in of_runs(folder, config)]
-        raise ConfigError(
-            f"{folder.root} holds a run for each of several seeds: "
-            f"{checks.listed([root.name for root in roots])}.\n"
-            f"Name one of them, as {roots[0]}."
-        )
-    stored = []
-
-    def open_here():
-        stored.append(checkpoints.Checkpoints(folder.checkpoints, read_only=True))
-        check_layers(config.model, stored[0], step)
-
-    cluster.first_does(open_here)
-    task = configuration.make_task(config, shared_kept(folder))
+    content = cluster.first_does(read_here)
+    config = configuration.of_json(content["config"], trust=trust)
+    kept = content["kept"] and tasks.Kept(**content["kept"])
+    task = configuration.make_task(config, kept)
     configuration.check_length(config.model, task)
     model = make_model(config.model, task)
     abstract = abstract_state(config, task, model)
     abstract = stepping.Parameters(abstract.step, abstract.params)
-
-    state = cluster.first_reads(
-        lambda: stored[0].restore(abstract, step, partly=True), abstract
-    )
-    return Run(config, task, model, state.params, int(state.step))
+    state = checkpoints.restored(content["arrays"], abstract, content["name"])
+    return Run(config, task, model, state.params, int(state.step)), kept
 
 
-def check_layers(
-    model: models.ModelConfig,
-    stored: checkpoints.Checkpoints,
-    step: int | None = None,
-) -> None:
-    """Raises ConfigError if a config has more layers than a checkpoint has arrays.
-
-    This is a cheap check before shapes, which take long to find. Scanned layers are
-    rows of one array.
-    """
-    count = model.num_layers + models.num_decoder_layers(model)
-    manifest = stored.manifest(step)
-    shapes = [x["shape"] for x in manifest.arrays.values()]
-    rows = [shape[0] for shape in shapes if shape and model.scan_layers]
-    most = max(len(shapes), _FEW_LAYERS, *rows)
-    if count > most:
-        raise ConfigError(
-            f"config.model.num_layers must be at most {most} for the arrays of the "
-            f"checkpoint of step {manifest.step} in {stored.root}, got {count}."
-        )
-
-
-def shared_kept(folder: Folder) -> tasks.Kept | None:
-    """Reads what a run stored of its task, or None, on all processes."""
-    read = []
-
-    def read_here():
-        saved = _read_whole(folder) or {}
-        tokenizer = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
+def read_kept(folder: Folder, *, with_data: bool = True) -> dict[str, Any] | None:
+    """Reads the fields of the `tasks.Kept` that a run has stored, or None."""
+    saved = _read_saved(folder) or {}
+    content = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
+    # What is not UTF-8 becomes what no tokenizer accepts.
+    tokenizer, data = (content or b"").decode(errors="surrogateescape"), None
+    if with_data:
         data = _verified(folder.data, saved.get("data_sha256"))
-        read.append(data)
-        # What is not UTF-8 becomes what no tokenizer accepts.
-        text = (tokenizer or b"").decode(errors="surrogateescape")
-        return text, saved.get("text"), data and len(data)
-
-    tokenizer, text, size = cluster.first_does(read_here)
-    if size is None:
-        return tasks.Kept(tokenizer, text) if tokenizer else None
-    abstract = jax.ShapeDtypeStruct((size,), np.uint8)
-    data = cluster.first_reads(lambda: np.frombuffer(read[0], np.uint8), abstract)
-    return tasks.Kept(
-        tokenizer, text, arrays.read_npz(io.BytesIO(data), str(folder.data))
-    )
+    if data is not None:
+        data = arrays.read_npz(io.BytesIO(data), str(folder.data))
+    if not tokenizer and data is None:
+        return None
+    return {"tokenizer": tokenizer, "text": saved.get("text"), "arrays": data}
 
 
 def make_model(
@@ -313,7 +268,7 @@ def read_config(
 
     Files that are missing here are named from the directory in which it was written.
     """
-    saved = _read_whole(folder)
+    saved = _read_saved(folder)
     if saved is None:
         return None
     try:
@@ -324,15 +279,10 @@ def read_config(
 
 
 def _verified(path: Path, sha256: str | None) -> bytes | None:
-    """Reads a file and checks its sha256; returns None if it has none.
-
-    If its process was killed, the file may still have the name `_next`.
-    """
+    """Reads a file and checks its sha256; returns None if it has none."""
     if sha256 is None:
         return None
     try:
-        if _sha256(_next(path)) == sha256:
-            path = _next(path)
         content = checks.whole_file(path)
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
@@ -341,21 +291,9 @@ def _verified(path: Path, sha256: str | None) -> bytes | None:
     return content
 
 
-def _next(path: Path) -> Path:
-    """Names a file that replaces another once config.json asks for it."""
-    return path.with_name(f"{path.name}.next")
-
-
-def _sha256(path: Path) -> str | None:
-    """Computes the sha256 of a file, None if it is missing."""
-    if not path.exists():
-        return None
-    return hashlib.sha256(checks.whole_file(path)).hexdigest()
-
-
 def changed_task(folder: Folder) -> str | None:
     """Returns a message if the file of the run's task has changed, else None."""
-    saved = _read_whole(folder) or {}
+    saved = _read_saved(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None
     section = saved["config"].get("task")
@@ -372,7 +310,7 @@ def write_config(
     task: tasks.Task | None = None,
     start_sha256: str | None = None,
 ) -> None:
-    """Writes config.json, and the task's data to tokenizer.json and data.npz.
+    """Writes config.json, after the task's tokenizer.json and data.npz.
 
     `start_sha256` is the `digest_of` parameters that were given to the run; by default
     what an earlier config.json says.
@@ -383,58 +321,42 @@ def write_config(
     kept = (None if task is None else task.keep()) or tasks.Kept()
     if start_sha256 is None:
         start_sha256 = start_of(folder)
-    _settle(folder)  # what a killed process has left
-    try:
-        if kept.tokenizer:
-            files.write(_next(folder.tokenizer), kept.tokenizer)
-        if (data := kept.arrays) is not None:
-            files.write(
-                _next(folder.data),
-                lambda file: np.savez(file, **data),  # pyright: ignore[reportArgumentType]
-            )
-        contents = {
-            "form": _FORM,
-            "config": config.to_json(),
-            "directory": _working_directory(),
-            "seed": config.seed,
-            "text": kept.text,
-            "tokenizer_sha256": _sha256(_next(folder.tokenizer)),
-            "data_sha256": _sha256(_next(folder.data)),
-            "task_sha256": tasks.digest(config.task.name),
-            "start_sha256": start_sha256,
-            "versions": {
-                "python": platform.python_version(),
-                "jax": jax.__version__,
-                "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
-                "haiku": haiku.__version__,
-            },
-            "git_commit": _git_commit(),
-            "devices": [f"{device.device_kind} {device.id}" for device in used],
-        }
-        files.write_json(folder.config, contents | {"sha256": _digest(contents)})
-    finally:
-        _settle(folder)
-
-
-def _settle(folder: Folder) -> None:
-    """Gives new files that config.json asks for their names, and removes others."""
-    contents = files.read_json(folder.config) or {}
-    for path, name in ((folder.tokenizer, "tokenizer"), (folder.data, "data")):
-        if (digest := _sha256(_next(path))) is None:
-            continue
-        if digest == contents.get(f"{name}_sha256"):
-            _next(path).replace(path)
-        else:
-            _next(path).unlink()
+    tokenizer, data = kept.tokenizer.encode(), b""
+    if kept.arrays is not None:
+        file = io.BytesIO()
+        np.savez(file, **kept.arrays)  # pyright: ignore[reportArgumentType]
+        data = file.getvalue()
+    for path, content in ((folder.tokenizer, tokenizer), (folder.data, data)):
+        if content:
+            files.write(path, content)
+    contents = {
+        "form": _FORM,
+        "config": config.to_json(),
+        "directory": _working_directory(),
+        "seed": config.seed,
+        "text": kept.text,
+        "tokenizer_sha256": _sha256(tokenizer),
+        "data_sha256": _sha256(data),
+        "task_sha256": tasks.digest(config.task.name),
+        "start_sha256": start_sha256,
+        "versions": {
+            "python": platform.python_version(),
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,  # pyright: ignore[reportPrivateImportUsage]
+            "haiku": haiku.__version__,
+        },
+        "git_commit": _git_commit(),
+        "devices": [f"{device.device_kind} {device.id}" for device in used],
+    }
+    files.write_json(folder.config, contents | {"sha256": _digest(contents)})
 
 
 def check_free(workdir: str | os.PathLike) -> None:
     """Raises ConfigError unless `write_run` can write to a folder, missing or not."""
     folder = Folder(checks.as_path(workdir))
-    if read_config(folder) is not None:
-        raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
-    with writable.not_left_empty(folder.root):
-        open_folder(folder.root, is_new=True)
+    with held(folder) as saved:
+        if saved is not None:
+            raise ConfigError(f"{folder.root} holds a run; give an empty folder.")
 
 
 def write_run(
@@ -445,30 +367,22 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    If it fails or is interrupted, it leaves nothing. The checkpoint that a killed
-    process has left is replaced: config.json is written last.
+    If it fails or is interrupted, it leaves nothing. What a killed process has left is
+    replaced: config.json is written last.
     """
-    check_free(workdir)
     folder = Folder(checks.as_path(workdir))
-    state = stepping.Parameters(np.int32(0), jax.tree.map(np.asarray, params))
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(writable.not_left_empty(folder.root))
-        open_folder(folder.root, is_new=True)
-        stack.enter_context(files.locked(folder.lock))
-        shutil.rmtree(folder.checkpoints, ignore_errors=True)
-        try:
-            with checkpoints.Checkpoints(folder.checkpoints) as stored:
-                stored.save(0, state)
-            devices, digest = jax.local_devices(), digest_of(params)
-            write_config(folder, config, devices, task, digest)
-        except BaseException:  # Ctrl-C too
-            shutil.rmtree(folder.checkpoints, ignore_errors=True)
-            raise
+    params = jax.tree.map(np.asarray, params)
+    check_free(workdir)
+    with held(folder):
+        state = stepping.Parameters(np.int32(0), params)
+        checkpoints.save(folder.checkpoints, 0, state)
+        write_config(folder, config, jax.local_devices(), task, digest_of(params))
     return folder.root
 
 
-def _read_whole(folder: Folder) -> dict[str, Any] | None:
-    """Reads and verifies the files of `write_config`, or None without a config."""
+def _read_saved(folder: Folder) -> dict[str, Any] | None:
+    """Reads and verifies config.json, or None without one; see `files.check_links`."""
+    files.check_links(folder.root)
     saved = files.read_json(folder.config)
     if saved is None:
         return None
@@ -484,7 +398,7 @@ def _read_whole(folder: Folder) -> dict[str, Any] | None:
             f"mha_haiku; this one reads {_FORM}."
         )
     try:
-        fields.decoded(_Whole, saved, "")
+        fields.decoded(_Saved, saved, "")
     except ValueError as error:
         raise ConfigError(f"{folder.config} cannot be used: {error}") from None
     return saved
@@ -506,6 +420,11 @@ def digest_of(params: Any) -> str:
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
+
+
+def _sha256(content: bytes) -> str | None:
+    """Computes the sha256 of a file's content, None if there is no such file."""
+    return hashlib.sha256(content).hexdigest() if content else None
 
 
 def _digest(contents: Mapping[str, Any]) -> str:

@@ -1,15 +1,14 @@
 """The training loop: when to take steps, report, evaluate, save and observe.
 
 Between reports the host only starts dispatches of many steps; see `training.stepping`.
-An `Observer` is called with the parameters.
+The first process reads the folder (`_read`) and writes it (`_Record`); the others
+receive what it has read, and take the same steps.
 """
 
 import contextlib
-import copy
 import logging
 import os
 import signal
-import tempfile
 import threading
 import time
 import types
@@ -18,28 +17,53 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, fields
+from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import Placement, cluster
 from mha_haiku.training.runs import (
+    checkpoints,
     configuration,
     files,
     folders,
+    init_from,
     metrics_log,
     progress,
-    starting,
     trainers,
 )
 
 _logger = logging.getLogger("mha_haiku")
 
 
+class Summary(NamedTuple):
+    """The end of a run: the content of summary.json.
+
+    Example:
+      >>> config = mh.runs.load_run("runs/reverse").config
+      >>> summary = mh.runs.train(config, "runs/reverse")
+      The run in runs/reverse has ended at step 30.
+      >>> summary.steps, summary.interrupted, summary.baseline_name
+      (30, False, 'chance')
+    """
+
+    steps: int  # taken in all
+    metrics: dict[str, float]  # of the last report
+    baseline: dict[str, float]  # of the best answer without the input
+    baseline_name: str
+    interrupted: bool  # by SIGINT or SIGTERM, before the last step
+    resumed_from: int  # the step this process started at
+    skipped_steps: int  # of the whole run, those with a nonfinite loss or gradient
+    wall_seconds: float  # of this process, inside `train`
+    compile_seconds: float
+    steps_per_second: float  # of training only: no compilation, evaluation or saving
+    examples_per_second: float
+
+
 class Observer:
     """Receives the parameters during training. Pass a callback, or subclass it.
 
     `look`, or the callback instead, is called every `every` steps (0: never), before
-    the first step and after the last. Runs that train together have separate copies of
-    the observer, made before `begin`.
+    the first step and after the last.
 
     Raises:
       ValueError: If `every` is not an integer of at least 0.
@@ -88,11 +112,8 @@ def train(
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
-) -> starting.Summary | starting.SeedsSummary:
+) -> Summary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
-
-    With several `config.training.seeds` it trains as many models in one program, in
-    folders `seed_0` and so on. A model that fails does not stop the others.
 
     A run that is killed and started again ends with the same parameters, bit for bit,
     as one that was not. A run that has ended is not changed. The first SIGINT or
@@ -109,9 +130,8 @@ def train(
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If more steps in a row are nonfinite than the config
-        allows, in all runs.
-      SaveError: If the last checkpoint cannot be written.
+      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      SaveError: If a file of the run cannot be written.
 
     Example:
       >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
@@ -126,26 +146,54 @@ def train(
         config = configuration.with_task(config, task)
     if config.training.tensorboard:
         metrics_log.check_tensorboard()
+    kept = None if task is None else task.keep()
+    folder = folders.Folder(checks.as_path(workdir))
     with contextlib.ExitStack() as stack:
-        opened = starting.open_runs(
-            stack, config, workdir, override_config=override_config
+        content = cluster.first_does(
+            lambda: _read(stack, folder, config, override=override_config, kept=kept)
         )
-        root = folders.Folder(checks.as_path(workdir))
-        ended = {run.config.seed: run.finished for run in opened if run.finished}
-        if len(ended) == len(opened):
-            summary = starting.whole(ended, {})
-            if cluster.is_first():
-                print(f"The run in {root.root} has ended at step {summary.steps}.")
-            return summary
+        _check_same(config, content["config"])
+        if content["summary"] is not None:
+            return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
-        kept = None if task is None else task.keep()
-        made = _make_task(config, opened, kept, override_config)
-        return _run(config, root, opened, placement, observers, *made, started)
+        task, source = _make_task(config, content, kept, override_config)
+        trainer = _make_trainer(config, content, placement, task, source)
+        # Signals are deferred until all is saved.
+        is_requested = stack.enter_context(_interruption())
+        start, record = trainer.step, _Silent()
+        if cluster.is_first():
+            record = _Record(stack, folder, trainer, content["report"])
+        for line in _told(trainer, source):
+            record.tell(line)
+        observers = [observer for observer in observers if observer.every]
+        record.begin(observers)
+        _look(trainer, record, observers)  # those that are due compile here
+        record.start_clock()
+        metrics = metrics_log.metrics_of(content["report"])
+        metrics = _take_steps(
+            trainer, record, observers, metrics, content["step"], is_requested
+        )
+        rate = (trainer.step - start) / trainer.seconds if trainer.seconds else 0.0
+        summary = Summary(
+            steps=trainer.step,
+            metrics=metrics,
+            baseline=dict(task.baseline),
+            baseline_name=task.baseline_name,
+            interrupted=trainer.step < config.training.steps,
+            resumed_from=start,
+            skipped_steps=trainer.skipped,
+            wall_seconds=time.perf_counter() - started,
+            compile_seconds=trainer.compile_seconds,
+            steps_per_second=rate,
+            examples_per_second=rate * config.training.batch_size,
+        )
+        record.end(summary)
+        return summary
 
 
 def train_whole(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
-) -> starting.Summary | starting.SeedsSummary:
+) -> Summary:
     """Trains as `train` does, for callers that need a run that has ended.
 
     Raises:
@@ -157,241 +205,275 @@ def train_whole(
     return summary
 
 
-class Trained(NamedTuple):
-    """A run that has ended.
-
-    Example:
-      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> trained = mh.runs.train_seeds(config, 2)
-      reverse starts: 2 models...
-      >>> [(each.seed, each.run.step) for each in trained]
-      [(0, 4), (1, 4)]
-    """
-
-    seed: int  # its `config.seed`
-    run: folders.Run  # with the parameters of its last step
-    reports: list[dict[str, Any]]  # by step; see `MetricsLog.report`
-
-
-def train_seeds(
+def _read(
+    stack: contextlib.ExitStack,
+    folder: folders.Folder,
     config: configuration.RunConfig,
-    seeds: int,
-    workdir: str | os.PathLike | None = None,
-    **options: Any,
-) -> list[Trained]:
-    """Trains a config with `seeds` seeds, from `config.seed` on, in one program.
+    *,
+    override: bool,
+    kept: tasks.Kept | None,
+) -> dict[str, Any]:
+    """Locks the folder until the stack closes; reads what is needed to train in it.
 
-    Options are as for `train`; without a `workdir` the runs are in a temporary folder,
-    which is removed. The runs share one model and one task, and so all compiled
-    programs.
-
-    Raises:
-      ValueError: If `seeds` is not an integer above 0; and what `train` raises.
-      KeyboardInterrupt: If training is interrupted; in a `workdir` it is resumed.
-      NonFiniteLossError: If a run failed; the others are in `workdir`.
-
-    Example:
-      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> one, other = mh.runs.train_seeds(config, 2)
-      reverse starts: 2 models...
-      >>> one.seed, other.seed
-      (0, 1)
+    ConfigError if the config does not fit what is there.
     """
-    seeds = checks.positive_integer("seeds", seeds)
-    config = config.replace(training=dict(seeds=seeds))
-    with contextlib.ExitStack() as stack:
-        if workdir is None:
-            workdir = stack.enter_context(tempfile.TemporaryDirectory())
-        summary = train_whole(config, workdir, **options)
-        root = folders.Folder(checks.as_path(workdir))
-        failed = summary.failed if isinstance(summary, starting.SeedsSummary) else {}
-        if failed:
-            raise trainers.NonFiniteLossError(
-                "\n".join(f"Seed {seed}: {why}" for seed, why in failed.items())
+    saved, steps = stack.enter_context(folders.held(folder)), config.training.steps
+    newest, is_changed = checkpoints.newest(folder.checkpoints), False
+    latest = newest and newest.step
+    if saved is not None:
+        is_changed = _check_unchanged(folder, saved, config, override, latest)
+    summary = None if is_changed else _finished(folder, steps, latest)
+    content: dict[str, Any] = {"config": config.to_json(), "step": latest}
+    content |= {"summary": summary and summary._asdict(), "report": {}}
+    if summary is not None:
+        print(f"The run in {folder.root} has ended at step {summary.steps}.")
+        return content
+    if (latest or 0) > steps:
+        raise ConfigError(
+            f"config.training.steps must be at least the {latest} steps that the "
+            f"run has taken, got {steps}."
+        )
+    reports = metrics_log.read(folder.metrics)
+    if newest is None:
+        if reports:
+            _logger.warning(
+                f"{folder.root} has reports up to step {reports[-1]['step']} and no "
+                f"checkpoint: the run starts from the beginning."
             )
-        trained = [
-            Trained(
-                run_config.seed,
-                folders.load_run(folder.root),
-                metrics_log.read(folder.metrics),
-            )
-            for run_config, folder in folders.of_runs(root, config)
-        ]
-    shared = dict(model=trained[0].run.model, task=trained[0].run.task)
-    return [result._replace(run=result.run._replace(**shared)) for result in trained]
+        return content
+    before = [report for report in reports if report["step"] <= newest.step]
+    is_replaced = override and kept is not None and kept.arrays is not None
+    return content | {
+        "arrays": newest.arrays(),
+        "window": dict(newest.window),
+        "report": before[-1] if before else {},
+        "kept": folders.read_kept(folder, with_data=not is_replaced),
+    }
+
+
+def _check_same(config: configuration.RunConfig, first: dict[str, Any]) -> None:
+    """Raises ConfigError on all processes unless the config of each is the first's."""
+    lines = configuration.difference(first, config.to_json())
+    is_other, _ = cluster.agree(bool(lines), 0)
+    if is_other:
+        details = f": {'; '.join(lines[:4])}" * bool(lines)
+        raise ConfigError(f"All processes must have the same config{details}.")
 
 
 def _make_task(
     config: configuration.RunConfig,
-    opened: Sequence[starting.Opened],
-    given: tasks.Kept | None,
+    content: dict[str, Any],
+    passed: tasks.Kept | None,
     override_config: bool,
-) -> tuple[tasks.Task, starting.Start | None]:
-    """Makes the task from the runs' data, and loads the run that they start from."""
-    begun = [run for run in opened if run.stored.latest() is not None]
-    kept, source = None, None
-    if config.init_from and len(begun) < len(opened):
-        source = starting.load_start(config)
+) -> tuple[tasks.Task, init_from.Start | None]:
+    """Makes the task from the run's data, and loads the run that it starts from."""
+    kept, source, step = None, None, content["step"]
+    if config.init_from and step is None:
+        source = init_from.load(config)
         kept = source.kept
-    if begun:
-        kept = folders.shared_kept(begun[0].folder)
-        if kept is not None and (override_config or begun[0].stored.latest() == 0):
+    if content.get("kept"):
+        kept = tasks.Kept(**content["kept"])
+        if override_config or step == 0:
             kept = kept._replace(text=None)  # another text, in the same tokens
-    if given is not None and given.arrays is not None:
-        if kept is not None and kept.tokenizer != given.tokenizer:
-            raise checks.ConfigError(
+    if passed is not None and passed.arrays is not None:
+        if kept is not None and kept.tokenizer != passed.tokenizer:
+            raise ConfigError(
                 "The examples and the run that they would train have different tokens "
                 "or labels; give examples with the same ones, or another workdir."
             )
-        kept = given
+        kept = passed
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
     return task, source
 
 
-def _run(
-    config: configuration.RunConfig,
-    root: folders.Folder,
-    opened: Sequence[starting.Opened],
-    placement: Placement,
-    observers: Sequence[Observer],
-    task: tasks.Task,
-    source: starting.Start | None,
-    started: float,
-) -> starting.Summary | starting.SeedsSummary:
-    steps, is_first = config.training.steps, cluster.is_first()
-    compiling = f"{task.name}: compiling"
-    with progress.during(compiling) if is_first else contextlib.nullcontext():
-        trainer = trainers.Trainer(opened, task, placement, source)
-    with (
-        contextlib.ExitStack() as stack,
-        _interruption() as is_requested,
-        contextlib.ExitStack() as watching,
+class _Record:
+    """What the first process writes and shows of a run in training."""
+
+    def __init__(
+        self,
+        stack: contextlib.ExitStack,
+        folder: folders.Folder,
+        trainer: trainers.Trainer,
+        report: dict[str, Any],
     ):
-        if is_first:
-            if len(opened) > 1:
-                folders.write_config(root, config, placement.devices, task)
-            for model in trainer.models:
-                name = f"seed {model.seed}" if len(opened) > 1 else ""
-                model.log = stack.enter_context(_open_log(model.run, name, trainer))
-            trainer.console = stack.enter_context(
-                metrics_log.Console(
-                    start=min(run.stored.latest() or 0 for run in opened),
-                    steps=steps,
-                    baseline=task.baseline,
-                    baseline_name=task.baseline_name,
-                )
+        self._stack, self._folder, self._trainer = stack, folder, trainer
+        config, task = trainer.config, trainer.task
+        folders.write_config(folder, config, trainer.placement.devices, task)
+        self._log = stack.enter_context(
+            metrics_log.MetricsLog(
+                folder.metrics,
+                start=trainer.step,
+                seconds=report.get("seconds", 0.0),
+                tensorboard=config.training.tensorboard,
             )
-        console = trainer.console
-        console.tell(_opening_line(trainer))
-        warmup_steps = config.optimizer.warmup_steps
-        if warmup_steps > steps:
-            console.tell(
-                f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
-                f"rises in all of the {steps} steps."
-            )
-        if source is not None:
-            console.tell(str(source))
-        observers = [observer for observer in observers if observer.every]
-        for i, model in enumerate(trainer.models):
-            model.observers = [copy.copy(x) if i else x for x in observers]
-            for observer in model.observers if is_first else ():
-                observer.begin(model.run.folder, model.run.config, task, model.start)
-                watching.callback(observer.end)
-        _look(trainer)  # those that are due compile here
-        console.start_clock()
-        _take_steps(trainer, is_requested)
-        # Signals are still deferred here, so that saving completes.
-        for each in opened:
-            each.stored.close()
-        if trainer.step < steps:
-            kept = "is saved" if trainer.step else "begins again"
-            console.tell(f"Interrupted at step {trainer.step}, which {kept}.")
-    summaries, failed = {}, {x.seed: x.failure for x in trainer.models if x.failure}
-    for model in trainer.models:
-        if model.failure:
-            continue
-        own = model.run.finished or _summary(model, trainer, started)
-        summaries[model.seed] = own
-        if is_first and model.run.finished is None:
-            files.write_json(model.run.folder.summary, own._asdict())
-    summary = starting.whole(summaries, failed)
-    if is_first and len(opened) > 1:
-        files.write_json(root.summary, summary._asdict())
-    return summary
-
-
-def _open_log(
-    opened: starting.Opened, name: str, trainer: trainers.Trainer
-) -> metrics_log.MetricsLog:
-    """Writes the config of a run, unless it has ended, and returns its open log."""
-    folder, latest = opened.folder, opened.stored.latest()
-    if opened.finished is None:
-        used = trainer.placement.devices
-        folders.write_config(folder, opened.config, used, trainer.task)
-    reports = metrics_log.read(folder.metrics)
-    if reports and latest is None:
-        _logger.warning(
-            f"{folder.root} has reports up to step {reports[-1]['step']} and no "
-            f"checkpoint: the run starts from the beginning."
         )
-    start = latest or 0
-    kept = [report for report in reports if report["step"] <= start]
-    return metrics_log.MetricsLog(
-        folder.metrics,
-        start=start,
-        seconds=kept[-1].get("seconds", 0.0) if kept else 0.0,
-        tensorboard=opened.config.training.tensorboard,
-        name=name,
+        self._console = stack.enter_context(
+            metrics_log.Console(
+                start=trainer.step,
+                steps=config.training.steps,
+                baseline=task.baseline,
+                baseline_name=task.baseline_name,
+            )
+        )
+        self.tell, self.start_clock = self._console.tell, self._console.start_clock
+
+    def begin(self, observers: Sequence[Observer]) -> None:
+        trainer = self._trainer
+        for observer in observers:
+            observer.begin(self._folder, trainer.config, trainer.task, trainer.step)
+            self._stack.callback(observer.end)
+
+    def events(self, events: Sequence[dict[str, Any]]) -> None:
+        for event in events:
+            self._log.event(event)
+        self._console.reach(self._trainer.step)
+
+    def report(self, metrics: dict[str, float]) -> None:
+        step, rate = self._trainer.step, self._trainer.learning_rate()
+        self._log.report(step, metrics, learning_rate=rate)
+        self._console.report(step, metrics)
+
+    def look(self, observers: Sequence[Observer], params: Any) -> None:
+        for observer in observers:
+            observer.look(self._trainer.step, params)
+
+    def save(self, state: Any, **options: Any) -> None:
+        self._log.sync()  # the metrics of a summary, if a kill comes before it
+        checkpoints.save(self._folder.checkpoints, self._trainer.step, state, **options)
+
+    def end(self, summary: Summary) -> None:
+        files.write_json(self._folder.summary, summary._asdict())
+
+
+class _Silent:
+    """The record on processes other than the first."""
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
+def _make_trainer(
+    config: configuration.RunConfig,
+    content: dict[str, Any],
+    placement: Placement,
+    task: tasks.Task,
+    source: init_from.Start | None,
+) -> trainers.Trainer:
+    with progress.during(f"{task.name}: compiling"):
+        return trainers.Trainer(
+            config,
+            task,
+            placement,
+            arrays=content.get("arrays"),
+            source=source,
+            window=content.get("window"),
+        )
+
+
+def _told(trainer: trainers.Trainer, source: init_from.Start | None) -> Iterator[str]:
+    """Yields the lines that a run begins with."""
+    config, used = trainer.config, trainer.placement.devices
+    yield (
+        f"{config.task.name} "
+        f"{f'resumes at step {trainer.step}' if trainer.step else 'starts'}: "
+        f"{trainer.num_params:,} parameters, {len(used)} {used[0].platform} "
+        f"device{'s' * (len(used) > 1)}, compiled in {trainer.compile_seconds:.1f} s"
     )
+    warmup_steps, steps = config.optimizer.warmup_steps, config.training.steps
+    if warmup_steps >= steps:
+        yield (
+            f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
+            f"rises until the last of the {steps} steps."
+        )
+    if source is not None:
+        yield str(source)
 
 
-def _summary(
-    model: trainers.Trainee, trainer: trainers.Trainer, started: float
-) -> starting.Summary:
+def _take_steps(
+    trainer: trainers.Trainer,
+    record: Any,
+    observers: Sequence[Observer],
+    metrics: dict[str, float],
+    saved: int | None,
+    is_requested: list[int],
+) -> dict[str, float]:
+    """Trains to the end or to an interruption; in both cases the last step is saved.
+
+    `metrics` are of the last report, and `saved` is the step of the newest checkpoint.
+    Returns the metrics of the last report.
+    """
     training = trainer.config.training
-    taken = model.step - model.start
-    rate = taken / trainer.seconds if trainer.seconds else 0.0
-    return starting.Summary(
-        steps=model.step,
-        metrics=model.metrics,
-        baseline=dict(trainer.task.baseline),
-        baseline_name=trainer.task.baseline_name,
-        interrupted=model.step < training.steps,
-        resumed_from=model.start,
-        skipped_steps=model.skipped,
-        wall_seconds=time.perf_counter() - started,
-        compile_seconds=trainer.compile_seconds,
-        steps_per_second=rate,
-        examples_per_second=rate * training.batch_size,
-    )
-
-
-def _take_steps(trainer: trainers.Trainer, is_requested: list[int]) -> None:
-    """Trains to the end or to an interruption; in both cases the last step is saved."""
-    saved, training = trainer.step, trainer.config.training
 
     def is_due(every: int) -> bool:
         return _is_due(trainer.step, every, training)
 
+    def save() -> int:
+        options: dict[str, Any] = {"held_out_loss": metrics.get("held_out_loss")}
+        if trainer.window.numbers["steps"]:  # between reports: sums for the next
+            options = {"window": trainer.window.numbers}
+        record.save(trainer.placement.fetch(trainer.state), **options)
+        return trainer.step
+
     while trainer.step < training.steps:
-        stops, steps = cluster.agree(bool(is_requested), trainer.affordable_steps)
+        stops, most = cluster.agree(bool(is_requested), trainer.affordable_steps)
         if stops:
             break
-        trainer.take_steps(_next_stop(trainer, steps))
+        record.events(trainer.take_steps(_next_stop(trainer, observers, most)))
+        _check_finite(trainer, saved)
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
-            trainer.report(is_evaluated=is_evaluated)
-        _look(trainer)
+            metrics = trainer.report(is_evaluated=is_evaluated)
+            _check_finite(trainer, saved)
+            record.report(metrics)
+        _look(trainer, record, observers)
         if is_saved:
-            trainer.save()
-            saved = trainer.step
-    if trainer.step != saved:
-        trainer.save()
-    if trainer.step == training.steps:
-        trainer.complete()  # killed after its last report and before its summary
+            saved = save()
+    if trainer.step != (saved or 0):
+        save()
+    if trainer.step < training.steps:
+        kept = "is saved" if trainer.step else "begins again"
+        record.tell(f"Interrupted at step {trainer.step}, which {kept}.")
+    return metrics
+
+
+def _check_finite(trainer: trainers.Trainer, saved: int | None) -> None:
+    if trainer.failure:
+        kept = "no checkpoint has been saved"
+        if saved is not None:
+            kept = f"the last good checkpoint is of step {saved}"
+        raise trainers.NonFiniteLossError(
+            f"{trainer.failure}; {kept}. A smaller config.optimizer.learning_rate "
+            "or clip_norm, or more warmup_steps, may help."
+        )
+
+
+def _look(
+    trainer: trainers.Trainer, record: Any, observers: Sequence[Observer]
+) -> None:
+    """Calls the observers that are due, on the first process."""
+    step, training = trainer.step, trainer.config.training
+    due = [x for x in observers if _is_due(step, x.every, training) and x.wants(step)]
+    if due:  # a collective: all processes must take part
+        record.look(due, trainer.placement.fetch(trainer.state.params))
+
+
+def _next_stop(
+    trainer: trainers.Trainer, observers: Sequence[Observer], most: int
+) -> int:
+    """Finds where the next dispatch ends: at most at the next report of any kind."""
+    training = trainer.config.training
+    marks = (
+        training.report_every,
+        training.evaluate_every,
+        training.checkpoint_every,
+        *(observer.every for observer in observers),
+    )
+    step, most = trainer.step, min(training.steps_per_dispatch, most)
+    due = min((step // every + 1) * every for every in marks)
+    return min(due, step + most, training.steps)
 
 
 def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bool:
@@ -403,49 +485,49 @@ def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bo
     return step % every == 0 or step == training.steps
 
 
-def _look(trainer: trainers.Trainer) -> None:
-    """Calls the observers of the models that moved, on the first process."""
-    training = trainer.config.training
-    looks = {
-        model.seed: [
-            x
-            for x in model.observers
-            if _is_due(model.step, x.every, training) and x.wants(model.step)
-        ]
-        for model in trainer.moved
-    }
-    if any(looks.values()):
-        # A collective: all processes must take part.
-        for model, params in trainer.of_moved(trainer.state.params):
-            for observer in looks[model.seed] if cluster.is_first() else ():
-                observer.look(model.step, params)
+def _check_unchanged(
+    folder: folders.Folder,
+    saved: configuration.RunConfig,
+    config: configuration.RunConfig,
+    override: bool,
+    latest: int | None,
+) -> bool:
+    """Checks whether the run's config differs; refuses that without `override`."""
+    if latest is not None and saved.init_from != config.init_from:
+        raise ConfigError(
+            f"config.init_from must be {saved.init_from!r}, from which the run in "
+            f"{folder.root} has started, got {config.init_from!r}.\n"
+            "It has parameters; take another workdir to start from others."
+        )
+    present = configuration.found(config, folders.directory_of(folder))
+    lines = configuration.difference(saved.to_json(), present.to_json())
+    # How devices divide the work does not change its results.
+    lines = [line for line in lines if not line.startswith("config.devices")]
+    if latest == 0:  # only parameters: how they are trained is still open
+        fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
+        override = override or not any(line.startswith(fixed) for line in lines)
+    if config.task.name == saved.task.name:
+        lines += filter(None, [folders.changed_task(folder)])
+    if lines and not override:
+        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
+        raise ConfigError(
+            f"The run in {folder.root} has another config: "
+            f"{'; '.join(lines[:4] + more)}.\n"
+            "Take another workdir, or pass override_config to resume this one."
+        )
+    return bool(lines)
 
 
-def _next_stop(trainer: trainers.Trainer, most: int) -> int:
-    """Finds where the next dispatch ends: at most at the next report of any kind."""
-    training = trainer.config.training
-    marks = (
-        training.report_every,
-        training.evaluate_every,
-        training.checkpoint_every,
-        *(observer.every for model in trainer.models for observer in model.observers),
-    )
-    step, most = trainer.step, min(training.steps_per_dispatch, most)
-    due = min((step // every + 1) * every for every in marks)
-    return min(due, step + most, training.steps)
-
-
-def _opening_line(trainer: trainers.Trainer) -> str:
-    (_, params), *others = trainer.of_moved(trainer.state.params)
-    num_params = sum(leaf.size for leaf in jax.tree.leaves(params))
-    verb = f"resumes at step {trainer.step}" if trainer.step else "starts"
-    used = trainer.placement.devices
-    models = f"{len(others) + 1} models of " if others else ""
-    return (
-        f"{trainer.config.task.name} {verb}: {models}{num_params:,} parameters, "
-        f"{len(used)} {used[0].platform} device{'s' * (len(used) > 1)}, "
-        f"compiled in {trainer.compile_seconds:.1f} s"
-    )
+def _finished(folder: folders.Folder, steps: int, latest: int | None) -> Summary | None:
+    contents = files.read_json(folder.summary)
+    if contents is None or set(contents) != set(Summary._fields):
+        return None
+    try:
+        summary = fields.decoded(Summary, contents, "")
+    except ValueError as error:
+        raise ConfigError(f"{folder.summary} cannot be used: {error}") from None
+    is_whole = summary.steps == latest == steps and not summary.interrupted
+    return summary if is_whole else None
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 import logging
 import math
 import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,25 +21,17 @@ class MetricsLog(files.LineWriter):
 
     A line of metrics.jsonl is one report, its step and its metrics by name, or one
     event, which is a warning too; see `events_of_steps`. Lines of steps after `start`
-    are dropped; up to there the run has trained `seconds`. Warnings begin with `name`,
-    such as "seed 3".
+    are dropped; up to there the run has trained `seconds`.
     """
 
     def __init__(
-        self,
-        path: Path,
-        *,
-        start: int,
-        tensorboard: bool,
-        seconds: float = 0.0,
-        name: str = "",
+        self, path: Path, *, start: int, tensorboard: bool, seconds: float = 0.0
     ):
         super().__init__(path, last_step=start)
         self._opened = time.perf_counter() - seconds
         self._tensorboard = None
         if tensorboard:
             self._tensorboard = check_tensorboard().SummaryWriter(str(path.parent))
-        self._before = f"{name}: " if name else ""
 
     def report(
         self, step: int, metrics: dict[str, Any], *, learning_rate: float
@@ -65,7 +56,7 @@ class MetricsLog(files.LineWriter):
                 f"{event['deviations']:.1f} standard deviations above the mean of the "
                 f"{stepping.WINDOW} steps before."
             )
-        _logger.warning(self._before + said)
+        _logger.warning(said)
 
     def close(self) -> None:
         super().close()
@@ -74,11 +65,11 @@ class MetricsLog(files.LineWriter):
 
 
 class Console(progress.Bar):
-    """Shows the metrics of a run, or of several that train together, as they arrive.
+    """Shows the metrics of a run as they arrive.
 
     On a terminal a bar on stderr shows the progress, elsewhere a report prints a line
     on stdout with the time left. An evaluation always prints a line on stdout, with the
-    task's baselines. For several runs it shows the mean, and the range in brackets.
+    task's baselines.
     """
 
     tell = staticmethod(progress.tell)
@@ -93,40 +84,28 @@ class Console(progress.Bar):
     def reach(self, step: int) -> None:
         self.update(step - self.n)
 
-    def report(self, step: int, metrics: Sequence[dict[str, float]]) -> None:
-        """Shows one report of every run; see `MetricsLog.report`."""
+    def report(self, step: int, metrics: dict[str, float]) -> None:
+        """Shows a report; see `MetricsLog.report`."""
         self.reach(step)
         place = f"step {step:>{len(str(self.total))}}/{self.total}"
-        values_of = {
-            name: [numbers[name] for numbers in metrics if name in numbers]
-            for name in dict.fromkeys(name for numbers in metrics for name in numbers)
-        }
-        rates = values_of.get("examples_per_second", [])
-        rate = [f"{sum(rates):,.0f} examples/s"] if rates else []  # of all together
-        if "loss" in values_of:
-            shown = [f"loss {_shown(values_of['loss'], 4)}"]
-            shown += [f"accuracy {_shown(values_of['accuracy'], 3)}", *rate]
+        rate = []
+        if "examples_per_second" in metrics:
+            rate = [f"{metrics['examples_per_second']:,.0f} examples/s"]
+        if "loss" in metrics:
+            shown = [f"loss {metrics['loss']:.4f}"]
+            shown += [f"accuracy {metrics['accuracy']:.3f}", *rate]
             self.note(", ".join(shown))
             if not self.is_drawn:
                 self.tell(f"{place}  {', '.join([*shown, self.times()])}")
         shown = []
         for name in ("exact_match", "accuracy", "loss"):
-            if values := values_of.get(f"held_out_{name}"):
-                text = f"{name.replace('_', ' ')} {_shown(values, 4)}"
+            if (value := metrics.get(f"held_out_{name}")) is not None:
+                text = f"{name.replace('_', ' ')} {value:.4f}"
                 if name in self._baseline:
                     text += f" ({self._baseline_name} {self._baseline[name]:.4f})"
                 shown.append(text)
         if shown:
             self.tell(f"{place}  held-out {', '.join([*shown, *rate])}")
-
-
-class Silent:
-    """The null object of `MetricsLog` and `Console` on other processes."""
-
-    def report(self, *arguments: Any, **options: Any) -> None:
-        """Does nothing."""
-
-    event = reach = start_clock = tell = report
 
 
 def read(path: Path) -> list[dict[str, Any]]:
@@ -139,6 +118,12 @@ def read(path: Path) -> list[dict[str, Any]]:
     except ValueError as error:
         raise ConfigError(f"{path} cannot be used: {error}") from None
     return lines
+
+
+def metrics_of(report: dict[str, Any]) -> dict[str, float]:
+    """Takes the metrics out of a report in metrics.jsonl."""
+    others = ("step", "learning_rate", "seconds")
+    return {name: value for name, value in report.items() if name not in others}
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -184,11 +169,3 @@ def check_tensorboard() -> Any:
             "pip install tensorboardX installs it."
         ) from None
     return tensorboardX
-
-
-def _shown(values: Sequence[float], digits: int) -> str:
-    """Formats the mean of numbers, with the range of several in brackets."""
-    mean, low, high = (
-        f"{x:.{digits}f}" for x in (sum(values) / len(values), min(values), max(values))
-    )
-    return mean if len(values) == 1 else f"{mean} [{low}, {high}]"

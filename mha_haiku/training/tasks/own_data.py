@@ -278,8 +278,11 @@ def from_examples(
     train = tokenization.TRAINERS[tokenizer]
     sides = [train("\n".join(side), vocabulary_size) for side in (texts, seconds)]
     stored = {"tokenizers": [json.loads(each.to_json()) for each in sides]}
-    rows = zip(sides, (texts, seconds), strict=True)
-    both = sequence_to_sequence.Pairs.of(*(list(map(x.encode, y)) for x, y in rows))
+    sources, targets = (
+        list(map(x.encode, side))
+        for x, side in zip(sides, (texts, seconds), strict=True)
+    )
+    both = sequence_to_sequence.Pairs.of(sources, targets)
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
     return _task(TextPairs, both, places, held_out_fraction, stored)
 

@@ -34,6 +34,7 @@ CALLS = [
     (inputs(1, 8192, 8192), 0.0, "cuda", "blockwise"),
     (inputs(1, 2048, 2048), 0.0, "cuda", "dense"),
     (inputs(1, 8192, 8192, HALF, masks.causal()), 0.0, "rocm", "blockwise"),
+    (inputs(1, 8192, 8192, mask=masks.causal()), 0.0, "tpu", "fused"),
     (inputs(1, 8192, 8192, mask=masks.window(9, 9)), 0.0, "tpu", "blockwise"),
 ]
 

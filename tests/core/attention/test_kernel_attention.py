@@ -34,7 +34,7 @@ def inputs_of(
     return Inputs(*arrays, Weighting(**jax.tree.map(shape_of, parts)))
 
 
-REFUSALS = {
+ON_BOTH = {
     "bias": ({"bias": positions.alibi(4).aligned(1)}, "no bias"),
     "score": (
         {"score": additive(np.ones([4, 64]))},
@@ -49,6 +49,8 @@ REFUSALS = {
     "nothing": ({"batch": (0,)}, "at least one score"),
     "no keys": ({"S": 0}, "at least one score"),
     "mask": ({"mask": ~PADDING}, "masks of full(), causal(), window()"),
+}
+ON_CUDA = {
     "float32": ({"dtype": "float32"}, "takes float16 or bfloat16, not float32"),
     "two dtypes": ({"dtype": "float16 bfloat16 float16"}, "one dtype of query, key"),
     "size": ({"K": 60, "V": 60}, "a multiple of 8 up to 128, not 60"),
@@ -66,21 +68,40 @@ REFUSALS = {
     ),
     "one query": ({"T": 1}, "causal masks of two queries or more, not of 1"),
 }
+ON_TPU = {
+    "float16": ({"dtype": "float16"}, "takes float32 or bfloat16, not float16"),
+    "two dtypes": ({"dtype": "float32 bfloat16 float32"}, "one dtype of query, key"),
+    "queries": ({"T": 192}, "multiples of 128 positions, not T = 192"),
+    "keys": ({"S": 192}, "multiples of 128 positions, not S = 192"),
+    "size": ({"K": 136, "V": 136}, "up to 128 or a multiple of it, not 136"),
+    "window": ({"mask": masks.window(3, 0)}, "no windows"),
+    "right reach": ({"mask": masks.window(None, 2)}, "no windows"),
+}
+REFUSALS = [
+    pytest.param(platform, *case, id=f"{platform}: {name}")
+    for platform, cases in (
+        ("cuda", ON_BOTH | ON_CUDA),
+        ("tpu", ON_BOTH | ON_TPU),
+    )
+    for name, case in cases.items()
+]
 
 
-@pytest.mark.parametrize(("changes", "words"), REFUSALS.values(), ids=REFUSALS)
-def test_refusal_names_the_property(changes, words):
-    assert fused.refusal(inputs_of(), 0.0, "cuda") is None
-    found = fused.refusal(inputs_of(**changes), 0.0, "cuda")
-    assert found.startswith("cuDNN attention takes ")
+@pytest.mark.parametrize("platform, changes, words", REFUSALS)
+def test_refusal_names_the_property(platform, changes, words):
+    assert fused.refusal(inputs_of(), 0.0, platform) is None
+    found = fused.refusal(inputs_of(**changes), 0.0, platform)
+    start = {"cuda": "cuDNN attention takes ", "tpu": "the TPU kernel takes "}[platform]
+    assert found.startswith(start)
     assert words in found
 
 
-def test_dropout_is_refused():
-    assert fused.refusal(inputs_of(), 0.1, "cuda").endswith("takes no dropout")
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_dropout_is_refused(platform):
+    assert fused.refusal(inputs_of(), 0.1, platform).endswith("takes no dropout")
 
 
-@pytest.mark.parametrize("platform", ["cpu", "rocm", "metal", "tpu"])
+@pytest.mark.parametrize("platform", ["cpu", "rocm", "metal"])
 def test_platforms_without_a_kernel_are_refused(platform):
     found = fused.refusal(inputs_of(), 0.0, platform)
     assert found == f"there is no fused kernel for {platform}"
@@ -95,6 +116,9 @@ def test_platforms_without_a_kernel_are_refused(platform):
         ("cuda", {"mask": masks.window(3, 0), "S": 256}),
         ("cuda", {"mask": PADDING, "score": scores.dot_product(0.5)}),
         ("cuda", {"batch": (), "mask": masks.padding(LENGTHS[0])}),
+        ("tpu", {"dtype": "float32", "K": 256, "V": 256}),
+        ("tpu", {"mask": PADDING, "K": 80, "V": 80, "S": 384}),
+        ("tpu", {"mask": masks.full(), "batch": (2, 3)}),
     ],
 )
 def test_what_a_kernel_can_do_is_not_refused(platform, changes):

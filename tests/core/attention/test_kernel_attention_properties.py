@@ -9,10 +9,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend, fused
-from tests import oracles
+from tests import everyday, oracles
 from tests.core.attention.xla_kernel import XLA
 
 B, T, S, H, G, K = 2, 5, 6, 4, 2, 8
@@ -71,27 +72,36 @@ def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
 
 
 @pytest.mark.parametrize("filling", [-1e30, 3e38, np.nan])
-def test_content_of_padding_is_not_felt_bit_for_bit(filling, arrays):
-    query, key, value = arrays((B,), T, S, 2, 1, K, K)
+@pytest.mark.parametrize(
+    "kernel, sizes",
+    everyday.some([(XLA(), (T, S)), (fused.FlashTPU(), (128, 128))], 1),
+)
+def test_content_of_padding_is_not_felt_bit_for_bit(kernel, sizes, filling, arrays):
+    query, key, value = arrays((B,), *sizes, 2, 1, K, K)
     mask = masks.padding(LENGTHS, np.asarray([3, 4]))
-    keys = (np.arange(S) >= LENGTHS[:, None])[..., None, None]
-    queries = (np.arange(T) >= np.asarray([3, 4])[:, None])[..., None, None]
+    keys = (np.arange(sizes[1]) >= LENGTHS[:, None])[..., None, None]
+    queries = (np.arange(sizes[0]) >= np.asarray([3, 4])[:, None])[..., None, None]
     filled = [
         np.where(beyond, np.float32(filling), x)
         for beyond, x in ((queries, query), (keys, key), (keys, value))
     ]
 
-    expected = results(FUSED, (query, key, value), mask)
-    found = results(FUSED, filled, mask)
+    implementation = functools.partial(fused.attend, kernel=kernel)
+    with pltpu.force_tpu_interpret_mode():
+        expected = results(implementation, (query, key, value), mask)
+        found = results(implementation, filled, mask)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-class Recorder(XLA):
+class Recorder(fused.Kernel):
     """A kernel that tells what it was called with."""
 
     def __call__(self, *arguments):
         self.arguments = arguments
-        return super().__call__(*arguments)
+        return arguments[0], None
+
+    def limits(self, inputs, mask):
+        yield from ()
 
 
 @pytest.mark.slow
@@ -144,8 +154,12 @@ def test_kernel_of_this_machine_gives_what_dense_gives(name, arrays):
     if name in ("padding", "both"):
         mask = masks.padding(np.asarray([200, 0]), np.asarray([100, 256]))
         mask = mask & masks.causal() if name == "both" else mask
-    if platform != "cuda":
-        pytest.skip(f"{platform} has no kernel; run with JAX_PLATFORMS=cuda,cpu")
+    if platform not in ("cuda", "tpu"):
+        pytest.skip(
+            f"{platform} has no kernel; run with JAX_PLATFORMS=cuda,cpu or tpu,cpu"
+        )
+    if platform == "tpu" and name == "window":
+        pytest.skip("the TPU kernel knows no windows")
     found = results(fused.attend, inputs, mask)
     wanted = results("dense", inputs, mask)
     for outputs, expected in zip(found, wanted, strict=True):

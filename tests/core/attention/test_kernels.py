@@ -1,6 +1,7 @@
-"""The kernel of GPUs, as far as a machine without any can tell.
+"""The kernels of accelerators, as far as a machine without any can tell.
 
-What cuDNN is asked for is computed by XLA instead.
+What cuDNN is asked for is computed by XLA instead; the TPU kernel is interpreted. Both
+are lowered for their platform.
 
 B batch, T queries, S keys, H query heads, G key heads, K size.
 """
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend, fused, scores
@@ -20,7 +22,7 @@ from tests import everyday, oracles
 from tests.core.attention.xla_kernel import XLA
 
 B, H, G, K = 2, 4, 2, 8
-CUDNN = fused.CuDNN()
+CUDNN, TPU = fused.CuDNN(), fused.FlashTPU()
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])
 PADDING = masks.padding(LENGTHS, QUERY_LENGTHS)
 MASKS = {
@@ -89,6 +91,27 @@ def test_batch_axes_and_the_scale_are_those_of_the_call(batch, lengths, check, a
     )
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sizes, mask",
+    [
+        ((128, 256), masks.causal() & masks.padding([100, 30], [50, 128])),
+        ((128, 128), masks.full()),
+        ((128, 128), masks.causal()),
+        ((256, 128), masks.causal()),
+        ((128, 256), masks.padding([100, 0])),
+        ((1024, 1024), masks.causal()),
+    ],
+)
+def test_tpu_kernel_interpreted_gives_what_dense_gives(sizes, mask, arrays):
+    inputs = arrays((B,), *sizes, 2, 1, K, K)
+    score = scores.dot_product(0.4)
+    with pltpu.force_tpu_interpret_mode():
+        found = gradients_by(by(TPU), inputs, mask, score)
+    wanted = gradients_by("dense", inputs, mask, score)
+    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, 2e-5, 2e-5), found, wanted)
+
+
 def lowered(kernel, platform, mask, dtype, sizes, with_gradient, with_map=False):
     """Returns the program of values by a kernel for a platform, as text."""
 
@@ -103,6 +126,16 @@ def lowered(kernel, platform, mask, dtype, sizes, with_gradient, with_map=False)
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     run = jax.grad(run, (0, 1, 2), has_aux=True) if with_gradient else run
     return jax.jit(run).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+
+
+@pytest.mark.parametrize("with_gradient", [False, True])
+@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
+@pytest.mark.parametrize("size", everyday.those([64, 80, 256], 80))
+def test_tpu_kernel_is_lowered_alone(size, dtype, with_gradient):
+    mask = masks.causal() & masks.padding(np.asarray([100, 30]))
+    program = lowered(TPU, "tpu", mask, dtype, (1024, 512, size), with_gradient)
+    assert program.count("tpu_custom_call") == (3 if with_gradient else 1)
+    assert "stablehlo.while" not in program  # of the pass for an unused map
 
 
 @pytest.mark.parametrize(
@@ -134,3 +167,12 @@ def test_cudnn_is_lowered_alone_with_the_mask(mask, kind, window, monkeypatch):
         assert config["sliding_window_length"] == window
         assert config["fmha_scale"] == 1 / 8
     assert "stablehlo.while" not in program
+
+
+def test_tiles_of_the_tpu_kernel_divide_and_are_large():
+    from jax.experimental.pallas.ops.tpu import flash_attention as flash
+
+    sizes = fused._block_sizes(flash, 1024, 768, 128)
+    assert sizes.block_q == 512 and sizes.block_k == 256
+    assert sizes.has_backward_blocks
+    assert fused._block_sizes(flash, 1024, 384, 256).block_q == 256

@@ -61,7 +61,7 @@ def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     with pytest.raises(ValueError, match="mask must be .* L = 3, got 2"):
         jax.eval_shape(model.apply, params, None, x, own[:2])
     scanned = _encoder(stack=modules.scanned)
-    with pytest.raises(ValueError, match="causal"):
+    with pytest.raises(ValueError, match="mask"):
         jax.eval_shape(scanned.init, jax.random.key(0), x, own)
     alike = [masks.padding(np.array([5, 3]))] * L
     jax.eval_shape(scanned.init, jax.random.key(0), x, alike)

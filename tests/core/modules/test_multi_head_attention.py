@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, masks, modules, positions
-from mha_haiku.core.modules import HeadTransforms, Pattern
+from mha_haiku.core.modules import HeadTransforms
 
 B, T, S, H, K = 2, 3, 5, 7, 4
 
@@ -121,36 +121,6 @@ def test_refusals(constructor, call, message, inputs):
     model = _model(**constructor)
     with pytest.raises(ValueError, match=message):
         _initialize(model, *inputs, **call)
-
-
-@pytest.mark.parametrize(
-    ("constructor", "message"),
-    [
-        (
-            {"pattern": Pattern("dot")},
-            "pattern.score must be .* as additive_score .*'dot'",
-        ),
-        (
-            {"pattern": Pattern(None, 0.5)},
-            "pattern.normalizer must be None or a function",
-        ),
-        (
-            {"pattern": Pattern(gates=True)},
-            "pattern.gates must be .* as head_gates is; got True",
-        ),
-        (
-            {"transforms": HeadTransforms(rotary=64)},
-            "transforms.rotary must be None or a function, as rotary is; got 64",
-        ),
-        (
-            {"transforms": HeadTransforms(smear=True)},
-            "transforms.smear must be .* as smeared_keys is; got True",
-        ),
-    ],
-)
-def test_what_is_no_function_is_refused(constructor, message, inputs):
-    with pytest.raises(TypeError, match=message):
-        _initialize(_model(**constructor), *inputs)
 
 
 @pytest.mark.parametrize(

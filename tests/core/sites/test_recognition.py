@@ -82,14 +82,10 @@ def _changed(name):
 
 
 @every_case
-def test_output_is_that_of_the_function_to_the_bit(name):
-    case, (output, _) = CASES[name](), _found(name)
+def test_attention_is_shown_in_canonical_axes(name):
+    """And the output stays the same to the bit."""
+    case, (output, found) = CASES[name](), _found(name)
     np.testing.assert_array_equal(output, jax.jit(case.function)(*case.arguments))
-
-
-@every_case
-def test_all_of_an_attention_is_shown_in_canonical_axes(name):
-    case, (_, found) = CASES[name](), _found(name)
     key_size, value_size = (found[x].shape[-1] for x in ("query", "value"))
     chex.assert_shape(found["query"], (B, T, case.num_heads, key_size))
     chex.assert_shape(found["key"], (B, S, case.num_key_heads, key_size))
@@ -98,11 +94,6 @@ def test_all_of_an_attention_is_shown_in_canonical_axes(name):
     chex.assert_shape(found["heads"], (B, T, case.num_heads, value_size))
     for operand in ("query", "key", "value"):  # the map has them, too
         chex.assert_trees_all_equal(getattr(found["map"], operand), found[operand])
-
-
-@every_case
-def test_weights_and_map_are_those_of_the_reference(name):
-    case, (_, found) = CASES[name](), _found(name)
     weights, map_ = found["weights"], found["map"]
     expected = case.expected(*case.arguments)
     np.testing.assert_allclose(weights, expected, atol=case.tolerance)
@@ -112,11 +103,6 @@ def test_weights_and_map_are_those_of_the_reference(name):
     assert (map_.rows_sum_to == "1") == (is_one | is_masked).all()
     if (expected >= 0).all():  # talking heads may have others, of which there is no map
         np.testing.assert_allclose(map_.weights(), weights, atol=case.tolerance)
-
-
-@every_case
-def test_heads_are_weights_times_values(name):
-    case, (_, found) = CASES[name](), _found(name)
     if "dropout" in name:
         return  # weights are those before dropout
     weights, value = (np.asarray(found[x], np.float64) for x in ("weights", "value"))
@@ -126,19 +112,15 @@ def test_heads_are_weights_times_values(name):
 
 
 @every_case
-def test_gated_heads_are_gated_rows_of_the_output_projection(name):
-    changed, tolerance = _changed(name), 10 * CASES[name]().tolerance
+def test_edits_of_attention_are_changes_by_hand(name):
+    case, changed = CASES[name](), _changed(name)
+    tolerance = 10 * case.tolerance
     chex.assert_trees_all_close(
         changed["gated"], changed["gated by hand"], rtol=1e-4, atol=10 * tolerance
     )
     output, gradient = changed["gated"]
     assert np.abs(output - changed["without head 0"]).max() > 1e-2
     assert np.abs(gradient).min() > 0
-
-
-@every_case
-def test_weights_of_equal_scores_give_what_queries_of_zeros_do(name):
-    changed, tolerance = _changed(name), 10 * CASES[name]().tolerance
     output, found = changed["reweighted"]
     expected = changed["without queries"]
     np.testing.assert_allclose(output, expected, atol=tolerance)
@@ -151,24 +133,11 @@ def test_weights_of_equal_scores_give_what_queries_of_zeros_do(name):
     np.testing.assert_array_equal(found["weights"], weights)
     if (weights >= 0).all():
         np.testing.assert_allclose(found["map"].weights(), weights, rtol=1e-5)
-
-
-@every_case
-def test_doubled_values_double_heads(name):
-    changed, tolerance = _changed(name), 10 * CASES[name]().tolerance
     np.testing.assert_allclose(
         changed["values doubled"], changed["heads doubled"], rtol=1e-4, atol=tolerance
     )
-
-
-@every_case
-def test_gradients_have_no_attention_of_their_own(name):
-    case = CASES[name]()
-
-    def loss(*arguments):
-        return case.function(*arguments).sum()
-
-    names = sites.sites(jax.grad(loss, argnums=(0, 1, 2)), *case.arguments)
+    gradient = jax.grad(lambda *x: case.function(*x).sum(), argnums=(0, 1, 2))
+    names = sites.sites(gradient, *case.arguments)
     names = {name.removeprefix("rematted_computation/") for name in names}
     assert names == {f"{case.name}/{facet}" for facet in FACETS}
 

@@ -76,35 +76,6 @@ def test_slopes_of_many_layers_at_once_are_those_layer_by_layer(name, measure, s
     np.testing.assert_allclose(found, wanted, atol=1e-6 * np.abs(wanted).max())
 
 
-@pytest.mark.slow
-@pytest.mark.usefixtures("deep")
-def test_patterns_of_gates_in_many_layers_at_once(subject):
-    gates = np.random.default_rng(0).integers(0, 2, (3, L, H))
-    one_by_one = fresh(config())._replace(scanned=None)
-    wanted, found = (
-        heads.gated_metric(
-            subject._replace(model=model),
-            gates,
-            ablation_value=heads.ablation_values.resample,
-        )
-        for model in (one_by_one, fresh(config())._replace(apply=None))
-    )
-    np.testing.assert_allclose(found, wanted, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_means_and_statistics_in_a_loop_are_those_one_by_one(subject, request):
-    own = subject._replace(batches=subject.batches[:1])
-    measured = []
-    for is_deep in (False, True):
-        if is_deep:
-            request.getfixturevalue("deep")
-        model = fresh(config())
-        mean = heads.ablation_values.mean(model, own.params, own.batches)(None)
-        measured.append((mean, heads.confidence(own._replace(model=model)).per_example))
-    jax.tree.map(lambda *x: np.testing.assert_allclose(*x, rtol=1e-5), *measured)
-
-
 def test_layers_that_differ_have_no_scanned_twin():
     assert fresh(config()).scanned is not None
     for fields in (

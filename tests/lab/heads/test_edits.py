@@ -222,7 +222,6 @@ def test_positions_are_an_axis_of_every_site(fields):
     [
         (lambda: edits.ablate(0, H), (B, T, H, K), "heads .* 0 to 2, got 3"),
         (lambda: edits.ablate(0, [0, -1]), (B, T, H, K), "heads .* 0 to 2, got -1"),
-        (lambda: edits.ablate("a", 1.5), (B, T, H, K), "heads .* 0 to 2, got 1.5"),
         (lambda: edits.patch("heads", 0, [T]), (B, T, H, K), "positions .* got 5"),
         (lambda: edits.patch("stream", 0, -6), (B, T, D), "from -5 to 4, got -6"),
         (lambda: edits.patch("*/f*", 0, [0]), (B, T, D), "whole name of a site"),
@@ -260,26 +259,6 @@ def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
     at = 1 if case.of.family == "encoder" else LAYER
     case.check(edits.steer(at, vector, 0.5), {name: lambda x: x + 0.5 * vector})
     case.check(edits.steer(at, each), {name: lambda x: x + each})
-
-
-def test_a_vector_may_be_a_list():
-    change = edits.steer(0, [1, 2], scale=3)["layer_0/stream"]
-    np.testing.assert_array_equal(change(jnp.zeros((1, 1, 2))), [[[3, 6]]])
-
-
-@pytest.mark.slow
-def test_a_pattern_is_frozen_while_values_change(case):
-    """Weights of another text, by a map or as numbers, and the values of this one."""
-    other = inputs_of(case.of, seed=3) | {"lengths": case.given["lengths"]}
-    name = f"{LAYER}/attention/map"
-    look = sites.look(case.apply, [name])
-    _, found = jax.jit(look)(case.params, None, **other)
-    (frozen,) = found.values()
-    weights = np.float64(frozen.weights())
-    at = LAYER + "/attention"
-    wanted = {f"{at}/weights": lambda _: weights}
-    case.check(edits.freeze(at, frozen), wanted)
-    case.check(edits.freeze(at, jnp.float32(weights)), wanted)
 
 
 def test_parts_that_are_alike_are_edited_as_one(case):

@@ -8,7 +8,7 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import sites
-from mha_haiku.lab.heads import clean_runs, importance
+from mha_haiku.lab.heads import clean_runs
 from tests import everyday
 from tests.lab.heads.small_models import (
     NUM_TOKENS,
@@ -19,7 +19,6 @@ from tests.lab.heads.small_models import (
     build,
     config,
     example,
-    loss,
     oracle,
     random_params,
 )
@@ -232,35 +231,6 @@ def test_layers_with_fewer_heads_leave_places_empty(subject, measure, ablation_v
 
 
 @pytest.mark.slow
-def test_all_gates_run_in_one_program(subject):
-    with jax.log_compiles(False):
-        calls = []
-
-        def metric(logits, batch):
-            calls.append(logits.shape)
-            return loss(logits, batch)
-
-        heads.ablation(subject._replace(metric=metric))
-    # Traced once clean and once per layer, whatever the number of heads and batches.
-    assert len(calls) <= 2 * (L + 1)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("optimized")
-def test_layers_below_the_ablated_head_do_not_run_again(subject):
-    """Compares operations of the sweep with operations of as many whole models."""
-    given = {"metric": loss, "ablation_value": heads.ablation_values.zero}
-    batch, gates = subject.batches[0], np.ones((L * H, L, H), np.float32)
-
-    def flops(program, *args):
-        run = jax.jit(program(subject.model, **given))
-        lowered = run.lower(subject.params, batch, *args)
-        return lowered.compile().cost_analysis()["flops"]
-
-    assert flops(importance._changes) < 0.75 * flops(importance._gated, gates)
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize("is_scanned", [False, True])
 def test_layers_below_run_once_even_where_heads_run_one_by_one(
     is_scanned, subject, monkeypatch
@@ -321,12 +291,6 @@ def test_gates_of_other_heads_are_refused(subject, shape):
     with pytest.raises(
         ValueError, match="gates must be of .* attention parts of up to"
     ):
-        heads.gated_metric(subject, np.ones(shape))
-
-
-@pytest.mark.parametrize("shape", [(), (H,), (L, H), (1, 1, L, H)])
-def test_gates_that_are_not_patterns_are_refused(subject, shape):
-    with pytest.raises(ValueError, match=r"gates must be \[P, L, H\], .* got shape"):
         heads.gated_metric(subject, np.ones(shape))
 
 

@@ -90,21 +90,6 @@ def _loss(of, gates, passed=None, seen=None):
     return np.where(counts, each, 0).sum(-1) / counts.sum(-1)
 
 
-@pytest.mark.slow
-def test_gradients_are_those_of_the_formula(of):
-    found, step, sizes = heads.gradient(of).per_example, 1e-4, []
-    for part, h in ((part, (part + 2) % H) for part in range(PARTS)):
-        losses = []
-        for gate in (1 - step, 1 + step):
-            gates = np.ones((PARTS, H))
-            gates[part, h] = gate
-            losses.append(_loss(of, gates))
-        wanted = np.abs(losses[1] - losses[0]) / (2 * step)
-        np.testing.assert_allclose(found[:, part, h], wanted, atol=3e-5)
-        sizes.append(wanted.max())
-    assert min(sizes) > 5e-4  # heads of each kind matter
-
-
 def _ablated(of, name):
     """Returns an ablation value, and what ablated heads of each part pass on."""
     (example,) = of.batches
@@ -143,21 +128,6 @@ def test_ablated_heads_of_each_kind_pass_on_the_ablation_value(of, name):
 
 
 @pytest.mark.slow
-def test_means_of_heads_are_over_the_valid_queries_of_their_kind(of, clean):
-    ablation_value = heads.ablation_values.mean(of.model, of.params, of.batches)
-    (example,) = of.batches
-    lengths = {"encoder": example.lengths}
-    kinds = [each.kind for each in models.heads_of_layers(CONFIG)]
-    for each, kind, found in zip(clean.maps, kinds, ablation_value(None), strict=True):
-        values = np.repeat(np.float64(each.value), 2, axis=-2)
-        outputs = np.einsum("bhts,bshv->bthv", np.float64(each.weights()), values)
-        own = lengths.get(kind, example.decoder_lengths)
-        rows = [outputs[b, :n] for b, n in enumerate(own)]
-        wanted = np.concatenate(rows).mean(0)
-        np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
-@pytest.mark.slow
 def test_padding_is_not_felt_by_any_measure(of):
     """Nor by its gradients; tokens without an embedding stand in it."""
     (example,) = of.batches
@@ -177,18 +147,6 @@ def test_padding_is_not_felt_by_any_measure(of):
     confidence = heads.confidence(of).per_example[EMPTY]
     assert (confidence[kinds == "decoder"] > 0).all()
     assert not confidence[kinds != "decoder"].any()
-
-
-@pytest.mark.slow
-def test_ablation_of_scanned_layers_is_that_of_looped_ones(of):
-    config = CONFIG.replace(scan_layers=True)
-    scanned = models.build(
-        config, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
-    )
-    own = of._replace(model=scanned, params=models.stacked(of.params))
-    found, wanted = (heads.ablation(each).per_example for each in (own, of))
-    assert np.abs(wanted).max() > 1e-3
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 @pytest.mark.slow

@@ -5,7 +5,7 @@ import functools
 import numpy as np
 import pytest
 
-from mha_haiku import heads, models, rasp
+from mha_haiku import heads, models
 from tests import oracles
 from tests.lab.heads import test_circuits, test_kinds
 from tests.lab.heads.small_models import build, config, example, random_params
@@ -221,19 +221,6 @@ def test_patched_heads_of_an_encoder_decoder():
         np.testing.assert_allclose(found.per_example[:, *place], wanted, atol=1e-5)
     with pytest.raises(ValueError, match="what must be 'heads'"):
         heads.activation_patching(subject, [corrupted], what="layers")
-
-
-@pytest.mark.slow
-def test_the_edge_of_induction_is_found():
-    compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
-    clean, other = (compiled.examples(8, seed=i) for i in (0, 1))
-    subject = heads.Measured(
-        compiled.model, heads.metrics.loss, compiled.params, [clean]
-    )
-    found = heads.path_patching(subject, [other], kinds="qkv")
-    best = int(found.mean.argmax())
-    edge = *map(tuple, (found.senders[best], found.receivers[best])), found.kinds[best]
-    assert {edge} == set(compiled.edges)
 
 
 @pytest.mark.slow

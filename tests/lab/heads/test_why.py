@@ -235,14 +235,8 @@ def check_cells(fields):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("fields", [LLAMA], ids=str)
+@pytest.mark.parametrize("fields", [LLAMA, PLAIN, *OTHERS], ids=str)
 def test_every_pair_of_every_head_is_what_numpy_says(fields):
-    check_cells(fields)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("fields", [PLAIN, *OTHERS], ids=str)
-def test_pairs_are_exact_for_every_norm_position_and_score(fields):
     check_cells(fields)
 
 
@@ -293,35 +287,6 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
     np.testing.assert_allclose(found.terms.sum(), found.total, atol=bound)
     whole = why.pairs(model, params, example, 2, 3, -1, 2)
     np.testing.assert_allclose(whole.terms, terms, atol=bound)
-
-
-@pytest.mark.slow
-def test_removing_a_pair_from_query_and_key_changes_the_score_by_its_term():
-    _, model, params, example = subject(**LLAMA)
-    found = why.pairs(model, params, example, 1, 2, 4, 3)
-    i, j = np.unravel_index(np.abs(found.terms).argmax(), found.terms.shape)
-    scale = 1 / np.sqrt(K)
-
-    def score(without_query, without_key):
-        removed = (
-            without_query * found.parts[0][i] / scale,
-            without_key * found.parts[1][j],
-        )
-        change = {
-            "layer_1/attention/query": lambda x: x.at[0, 4, 2].add(-removed[0]),
-            "layer_1/attention/key": lambda x: x.at[0, 3, 1].add(-removed[1]),
-        }
-        f = mh.edit(functools.partial(running.run, model), change)
-        capped = mh.look(f, ["layer_1/attention/scores"])(params, example)[1]
-        (capped,) = capped.values()
-        return 2 * np.arctanh(np.float64(capped[0, 2, 4, 3]) / 2)  # soft_cap = 2
-
-    # Of a product, the loss with both but with neither by itself.
-    whole = score(0, 0)
-    bound = 1e-5 * np.abs(found.terms).max()
-    np.testing.assert_allclose([found.terms.sum(), found.total], whole, atol=bound)
-    both = whole - score(1, 0) - score(0, 1) + score(1, 1)
-    np.testing.assert_allclose(both, found.terms[i, j], atol=1e-5)
 
 
 @pytest.mark.slow

@@ -22,8 +22,8 @@ from mha_haiku.subjects.verbs import (
     quality,
     saved_models,
 )
-from mha_haiku.training.runs import files, folders, loop, trainers
-from mha_haiku.training.runs.checkpoints.store import SaveError
+from mha_haiku.training.runs import files, folders, loop
+from mha_haiku.training.runs.files import SaveError
 from tests.tiny_runs import write_untrained
 
 OPTIONS = {"penalty": 0.15, "steps": 70, "tuning_steps": 4}
@@ -247,16 +247,16 @@ def test_the_same_call_resumes_a_part_that_did_not_end(
 ):
     subject, (wanted, _) = Subject.of_folder(trained()), learned
     with monkeypatch.context() as patch, pytest.raises(error):
-        take_steps = trainers.Trainer.take_steps
+        events = loop._Record.events
 
-        def take_and_fail(self, stop):
-            take_steps(self, stop)
-            if self.models[0].run.folder.root.name == part:
+        def fail(self, arguments):
+            events(self, arguments)
+            if self._folder.root.name == part:
                 if error is SaveError:
                     raise error
                 os.kill(os.getpid(), signal.SIGINT)
 
-        patch.setattr(trainers.Trainer, "take_steps", take_and_fail)
+        patch.setattr(loop._Record, "events", fail)
         gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
     found = gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)

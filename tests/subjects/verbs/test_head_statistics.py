@@ -159,24 +159,6 @@ def test_padding_and_empty_examples_do_not_count(of_task):
 
 
 @pytest.mark.slow
-def test_batches_change_nothing(of_task, monkeypatch):
-    of_task(Padded())
-    whole = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
-    monkeypatch.setattr(per_head, "_BATCH_POSITIONS", 3 * T + 1)
-    in_parts = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
-    for name, each in whole.numbers.items():
-        np.testing.assert_allclose(in_parts.numbers[name].mean, each.mean, 1e-5, 1e-6)
-
-
-@pytest.mark.slow
-def test_features_have_no_tokens_to_compare(of_task):
-    of_task(Features())
-    table = per_head.statistics(Subject.of_folder("anywhere"), examples=N)
-    assert not {"same_token", "induction"} & set(table)
-    assert np.isfinite(table.numbers["entropy"].mean).all()
-
-
-@pytest.mark.slow
 def test_one_example_has_no_standard_error(of_task, tmp_path):
     of_task(Features())
     table = per_head.statistics(Subject.of_folder("anywhere"), examples=1, layers=[1])

@@ -107,26 +107,6 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
 
 
 @pytest.mark.slow
-def test_importance_is_by_kind_layer_and_head(subject, tmp_path):
-    found = per_head.importance(subject, examples=4, measures=["confidence"])
-    path, picture, _ = found.save(tmp_path)
-    rows = _rows(path.read_text())
-    assert _places(rows) == PLACES
-    exists = ~np.isnan(found["confidence"].mean)
-    wanted = found["confidence"].mean[exists]
-    shown = [float(row["confidence"]) for row in rows]
-    np.testing.assert_allclose(shown, wanted, rtol=1e-6)
-    saved = heads.Heads.load(path.with_suffix(".npz"), written_by="")
-    assert [layer.kind for layer in saved.layers] == list(KINDS)
-    assert [layer.number for layer in saved.layers] == list(LAYERS)
-    assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
-    mean = saved["confidence"].mean
-    np.testing.assert_array_equal(mean, found["confidence"].mean)
-    assert saved.title == found.title
-    assert picture.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.slow
 def test_exact_match_is_a_metric_where_answers_are_whole(subject):
     example = subject.examples(8)
     generator = np.random.default_rng(0)

@@ -261,9 +261,7 @@ def test_a_share_of_heads_may_be_a_number_of_numpy(ordered, trained):
         ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
         ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
         ({"keep": 0.5, "ablation_value": "none"}, "ablation_value must be one of"),
-        ({"keep": "half"}, r"keep must be a number in \[0, 1\], got 'half'"),
         ({"keep": np.float32(1.5)}, r"keep must be a number in \[0, 1\], got .*1.5"),
-        ({"metric_drop": [0.1]}, r"metric_drop must be a number in \[0, 1\], got \["),
         ({"keep": [[0], []], "metric_drop": 0.5}, "keep and metric_drop must not be"),
         (
             {"keep": [[0], []], "keep_units": -0.5},

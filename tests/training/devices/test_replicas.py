@@ -68,15 +68,3 @@ def test_total_is_the_sum_over_devices(count):
     values = jnp.arange(1.0, count + 1)
     found = total(values, jnp.zeros(count))
     np.testing.assert_array_equal(found["x"], np.full(count, values.sum()))
-
-
-def test_a_program_of_several_models_gives_each_its_own_scalar():
-    replicas = devices.Replicas(jax.local_devices()[:2], several=True)
-    state = replicas.put_state({"w": np.arange(5.0, 8, dtype=np.float32)})
-    program = replicas.program(
-        lambda state, data, scalar: {"w": state["w"] * data + scalar},
-        num_scalars=1,
-        returns_state=False,
-    )
-    found = program(state, replicas.put(np.float32(2)), np.arange(3, dtype=np.float32))
-    np.testing.assert_array_equal(replicas.fetch(found)["w"], [10, 13, 16])

@@ -13,6 +13,7 @@ from mha_haiku.training.runs import (
     checkpoints,
     configuration,
     folders,
+    loop,
     metrics_log,
     trainers,
 )
@@ -29,9 +30,8 @@ def state(workdir, config, at=None):
     abstract = folders.abstract_state(
         config, task, folders.make_model(config.model, task)
     )
-    folder = pathlib.Path(workdir) / "checkpoints"
-    with checkpoints.Checkpoints(folder, read_only=True) as stored:
-        return stored.restore(abstract, at)
+    stored = checkpoints.read(pathlib.Path(workdir) / "checkpoints", at)
+    return checkpoints.restored(stored.arrays(), abstract, str(stored))
 
 
 def reports(workdir):
@@ -42,13 +42,27 @@ def reports(workdir):
     return found
 
 
+class Opens(BaseException):
+    """A run's folder is open, and its task would be made."""
+
+
+def open_only(monkeypatch):
+    """Raises `Opens` where a run's folder is open."""
+
+    def opens(*_):
+        raise Opens
+
+    monkeypatch.setattr(loop, "_make_task", opens)
+
+
 def act(monkeypatch, action):
     """Calls `action(trainer)` after every dispatch."""
     take_steps = trainers.Trainer.take_steps
 
     def take_and_act(self, stop):
-        take_steps(self, stop)
+        events = take_steps(self, stop)
         action(self)
+        return events
 
     monkeypatch.setattr(trainers.Trainer, "take_steps", take_and_act)
 
@@ -63,18 +77,13 @@ def interrupt_at(at):
     return act
 
 
-def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0, of_seed=None):
-    """Multiplies gradient and loss of some steps, of which the first is 1.
-
-    With `of_seed` only in the run of that seed, of several that train together.
-    """
+def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
+    """Multiplies gradient and loss of some steps, of which the first is 1."""
     gradients = stepping.gradients
 
     def broken(*args, seed, step, **kwargs):
         found, sums = gradients(*args, seed=seed, step=step, **kwargs)
         is_bad = jnp.isin(step + 1, jnp.array([*at]))
-        if of_seed is not None:
-            is_bad &= seed == of_seed
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
         return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
 

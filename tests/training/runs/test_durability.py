@@ -1,20 +1,272 @@
-"""Faults during a run; `scripts/check_reliability.py` injects them from outside."""
+"""What a run promises: each property once. Faults of single files: test_checkpoints."""
 
+import itertools
 import json
+import multiprocessing
+import os
 import shutil
 import signal
-import time
+import types
 
 import jax
 import numpy as np
 import pytest
 
+from mha_haiku.commands import process
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import checkpoints, trainers
-from mha_haiku.training.runs.checkpoints import contents
+from mha_haiku.training.runs import checkpoints, files, folders, trainers
 from tests.training.runs import faults
 
-NO_DROPOUT = {"model__dropout_rate": 0.0}  # each device draws its own
+
+class Killed(BaseException):
+    """Nothing of ours catches it, or writes after it."""
+
+
+def _killed_at(monkeypatch, count):
+    """Ends the process, as far as it can be seen, at one of its writes to a disk."""
+    calls = itertools.count()
+
+    def before(function):
+        def call(*arguments, **options):
+            if next(calls) >= count:
+                raise Killed
+            return function(*arguments, **options)
+
+        return call
+
+    for owner, name in (
+        *((os, "replace"), (os, "fsync"), (os, "ftruncate"), (os, "mkdir")),
+        *((shutil, "rmtree"), (files.LineWriter, "append")),
+        (trainers.Trainer, "take_steps"),
+    ):
+        monkeypatch.setattr(owner, name, before(getattr(owner, name)))
+    monkeypatch.setattr(folders, "_remove_start", lambda folder: None)
+    return calls
+
+
+@pytest.mark.slow
+def test_killed_anywhere_a_run_resumes_bit_for_bit(
+    make_config, whole, tmp_path, monkeypatch
+):
+    folder, state = whole
+    summary = json.loads((folder / "summary.json").read_text())["metrics"]
+    for count in itertools.count(0, 2):
+        workdir = tmp_path / str(count)
+        with monkeypatch.context() as patch:
+            calls = _killed_at(patch, count)
+            try:
+                faults.train(make_config(), workdir)
+            except Killed:
+                pass
+        ended = faults.train(make_config(), workdir)
+        assert ended.steps == 30, count
+        found = faults.state(workdir, make_config())
+        jax.tree.map(np.testing.assert_array_equal, found, state)
+        assert faults.reports(workdir) == faults.reports(folder)
+        for name in summary.keys() - {"examples_per_second"}:
+            assert ended.metrics[name] == summary[name], (count, name)
+        if next(calls) <= count:  # it ended before it was killed
+            break
+    assert count > 40
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("signals", [1, 2])
+def test_an_interrupted_run_resumes_bit_for_bit(
+    whole, make_config, tmp_path, monkeypatch, signals
+):
+    # Step 14 is no step of any report: dispatches end at 4, 5, 9, 10, 14, 15, ...
+    def interrupt(trainer):
+        if trainer.step == 14:
+            for _ in range(signals):
+                os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with monkeypatch.context() as patch:
+        faults.act(patch, interrupt)
+        if signals == 1:  # the first saves, the second ends at once
+            assert faults.train(make_config(), tmp_path).interrupted
+        else:
+            with pytest.raises(KeyboardInterrupt):
+                faults.train(make_config(), tmp_path)
+    assert signal.getsignal(signal.SIGINT) == before
+    summary = faults.train(make_config(), tmp_path)
+    assert (summary.steps, summary.resumed_from) == (30, 14 if signals == 1 else 10)
+    found = faults.state(tmp_path, make_config())
+    jax.tree.map(np.testing.assert_array_equal, found, whole[1])
+    assert faults.reports(tmp_path) == faults.reports(whole[0])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["arrays.safetensors", "manifest.json"])
+def test_a_damaged_checkpoint_is_found_and_trained_again(
+    make_config, whole, copy, caplog, name
+):
+    data = copy / "checkpoints" / "30" / name
+    data.write_bytes(data.read_bytes().replace(b"e", b"f", 1))
+    summary = faults.train(make_config(), copy)
+    assert (summary.resumed_from, summary.steps) == (20, 30)
+    assert "newest good one is of step 20" in caplog.text
+    found = faults.state(copy, make_config())
+    jax.tree.map(np.testing.assert_array_equal, found, whole[1])
+    assert faults.reports(copy) == faults.reports(whole[0])
+
+
+def test_a_checkpoint_that_cannot_be_read_changes_nothing(
+    make_config, copy, monkeypatch
+):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(checkpoints, "_sha256", refuse)
+    before = {path: path.stat().st_ino for path in copy.rglob("*")}
+    config = make_config(training__steps=40)
+    with pytest.raises(ConfigError, match="safetensors cannot be read: Permission"):
+        faults.train(config, copy, override_config=True)
+    assert {path: path.stat().st_ino for path in copy.rglob("*")} == before
+
+
+def _hold(path, is_held, ends):
+    with files.locked(path):
+        is_held.set()
+        ends.wait(60)
+
+
+def test_the_second_of_two_processes_is_told(copy, make_config):
+    context = multiprocessing.get_context("spawn")
+    is_held, ends = context.Event(), context.Event()
+    holder = context.Process(target=_hold, args=(copy / "lock", is_held, ends))
+    holder.start()
+    try:
+        assert is_held.wait(60)
+        with pytest.raises(ConfigError, match=f"is in use: process {holder.pid} on "):
+            faults.train(make_config(), copy)
+        os.kill(holder.pid, signal.SIGKILL)
+        holder.join()
+        # The kernel has released it.
+        assert faults.train(make_config(), copy).steps == 30
+    finally:
+        holder.kill()
+
+
+def test_a_file_system_without_locks_is_warned_of(tmp_path, monkeypatch, caplog):
+    def fail(*_):
+        raise OSError(37, "No locks available")
+
+    monkeypatch.setattr(files.fcntl, "flock", fail)
+    with files.locked(tmp_path / "lock"):
+        assert "cannot be locked (No locks available)" in caplog.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("full", ["checkpoint", "metrics"])
+def test_a_full_disk_ends_with_status_1_and_loses_nothing(
+    make_config, whole, tmp_path, monkeypatch, capsys, full
+):
+    class Disk:
+        """A log on a disk that has room for a few lines and a half."""
+
+        def __init__(self, file):
+            self.file, self.room = file, 600
+            self.name, self.fileno = file.name, file.fileno
+            self.truncate = file.truncate
+
+        def write(self, data):
+            count = self.file.write(data[: self.room])
+            self.room -= count
+            return count
+
+        def close(self):
+            self.file.close()
+
+    def no_room(path):
+        free = 0 if (tmp_path / "checkpoints" / "20").exists() else 10**9
+        return types.SimpleNamespace(free=free)
+
+    with monkeypatch.context() as patch:
+        if full == "checkpoint":
+            patch.setattr(checkpoints.shutil, "disk_usage", no_room)
+        else:
+            opened = files.LineWriter.__init__
+
+            def open_there(self, *arguments, **options):
+                opened(self, *arguments, **options)
+                self._file = Disk(self._file)
+
+            patch.setattr(files.LineWriter, "__init__", open_there)
+        status = process.ended(lambda: faults.train(make_config(), tmp_path).steps)
+    assert status == 1
+    told = capsys.readouterr().err
+    assert "No space left on device" in told and len(told.splitlines()) == 1
+    summary = faults.train(make_config(), tmp_path)
+    assert summary.resumed_from == (20 if full == "checkpoint" else 10)
+    found = faults.state(tmp_path, make_config())
+    jax.tree.map(np.testing.assert_array_equal, found, whole[1])
+    assert faults.reports(tmp_path) == faults.reports(whole[0])
+
+
+@pytest.mark.parametrize("has_lock", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("data.npz", "tokenizer.json", "metrics.jsonl", "model.safetensors"),
+        *("attention/layer_00.png", "checkpoints/0/weights.npy", "lock", "a/b"),
+    ],
+)
+def test_a_folder_with_files_of_others_is_refused_before_the_work(
+    name, has_lock, tmp_path, make_config, task, make_model, monkeypatch
+):
+    path = tmp_path / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("weeks")
+    if has_lock and name != "lock":
+        (tmp_path / "lock").write_text("mine")
+    faults.open_only(monkeypatch)
+    message = f"holds no run, but .*{name.partition('/')[0]}"
+    with pytest.raises(ConfigError, match=message):
+        faults.train(make_config(), tmp_path)
+    params = make_model().init(jax.random.key(0), None)
+    with pytest.raises(ConfigError, match=message):
+        folders.write_run(tmp_path, make_config(), params, task)
+    assert path.read_text() == "weeks"
+    count = 1 + (has_lock and name != "lock")
+    assert len([x for x in tmp_path.rglob("*") if x.is_file()]) == count
+
+
+@pytest.mark.parametrize("verb", ["train", "load"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("lock", "metrics.jsonl", "samples.jsonl", "attention", "heads/timeline"),
+        *("checkpoints/30/x", "config.json", "summary.json", "generated.jsonl"),
+    ],
+)
+def test_nothing_follows_a_link_out_of_the_folder(
+    copy, make_config, tmp_path, name, verb
+):
+    theirs = tmp_path / "home" / ".bashrc"
+    theirs.parent.mkdir()
+    if (copy / name).is_file():
+        shutil.move(copy / name, theirs)
+    else:
+        theirs.write_text("alias ls=ls\n")
+    before = theirs.read_bytes()
+    (copy / name).parent.mkdir(exist_ok=True)
+    (copy / name).symlink_to(f"{copy}/../home/.bashrc")
+    with pytest.raises(ConfigError, match="is a link that leaves the run's folder"):
+        if verb == "train":
+            config = make_config(training__steps=40)
+            faults.train(config, copy, override_config=True)
+        else:
+            folders.load_run(copy)
+    assert theirs.read_bytes() == before
+    assert [*theirs.parent.iterdir()] == [theirs]
+
+
+def test_links_inside_and_to_the_folder_are_followed(copy, tmp_path):
+    (copy / "best").symlink_to("checkpoints/20")
+    (tmp_path / "link").symlink_to(copy)
+    assert folders.load_run(tmp_path / "link").step == 30
 
 
 @pytest.mark.slow
@@ -41,156 +293,3 @@ def test_dispatches_are_short_where_steps_are_long(make_config, tmp_path, monkey
     again = faults.state(tmp_path / "b", config)
     jax.tree.map(np.testing.assert_array_equal, first, again)
     assert faults.reports(tmp_path / "a") == faults.reports(tmp_path / "b")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "window",
-    [
-        {"steps": 3},
-        {"steps": 3, "seconds": 0},
-        {"steps": 3, "seconds": 1.0, "gradient_norm": 1.0},
-        {"steps": 3, "seconds": 1.0, "gradient_norm": 1.0, "loss": 1.0},
-    ],
-)
-def test_a_window_that_training_does_not_write_is_refused(
-    copy, make_config, monkeypatch, window
-):
-    monkeypatch.setattr(checkpoints.Checkpoints, "window", lambda self: window)
-    (copy / "summary.json").unlink()
-    with pytest.raises(ConfigError, match="step 30 has another window"):
-        faults.train(make_config(), copy)
-
-
-@pytest.mark.slow
-def test_interruption_waits_for_its_checkpoint(make_config, tmp_path, monkeypatch):
-    write = contents.write_arrays
-    is_handled = []
-
-    def write_slowly(*args):
-        time.sleep(0.5)
-        is_handled.append(signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL)
-        write(*args)
-
-    monkeypatch.setattr(contents, "write_arrays", write_slowly)
-    faults.act(monkeypatch, faults.interrupt_at(14))
-    summary = faults.train(make_config(), tmp_path)
-    assert summary.interrupted and is_handled[-1]
-    assert faults.state(tmp_path, make_config()).step == summary.steps == 14
-    assert json.loads((tmp_path / "summary.json").read_text())["interrupted"]
-
-
-@pytest.mark.slow
-def test_damaged_checkpoint_is_trained_again_to_the_same_bits(
-    make_config, whole, copy, caplog
-):
-    (_, wanted), reports = whole, faults.reports(copy)
-    data = copy / "checkpoints" / "30" / "arrays.safetensors"
-    data.write_bytes(data.read_bytes()[:-1])
-    summary = faults.train(make_config(), copy)
-    assert (summary.resumed_from, summary.steps) == (20, 30)
-    (told,) = [x.getMessage() for x in caplog.records]
-    assert "step 30" in told and "newest good one is of step 20" in told
-    jax.tree.map(
-        np.testing.assert_array_equal, faults.state(copy, make_config()), wanted
-    )
-    assert faults.reports(copy) == reports
-
-
-@pytest.mark.slow
-def test_run_without_a_good_checkpoint_does_not_start_afresh(make_config, copy):
-    for path in (copy / "checkpoints").glob("*/manifest.json"):
-        path.unlink()
-    before = sorted(copy.rglob("*"))
-    with pytest.raises(ConfigError, match="No checkpoint in .* is good: step 30: it"):
-        faults.train(make_config(), copy)
-    assert sorted(copy.rglob("*")) == before
-
-
-@pytest.mark.slow
-def test_run_whose_checkpoints_are_gone_says_that_it_starts_afresh(
-    make_config, copy, caplog
-):
-    shutil.rmtree(copy / "checkpoints")
-    assert faults.train(make_config(), copy).resumed_from == 0
-    assert "has reports up to step 30 and no checkpoint" in caplog.text
-
-
-@pytest.mark.slow
-def test_killed_while_it_compiles_leaves_a_folder_to_start_in(
-    make_config, tmp_path, monkeypatch
-):
-    def killed(*_, **__):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(trainers, "Trainer", killed)
-        with pytest.raises(KeyboardInterrupt):
-            faults.train(make_config(), tmp_path)
-    assert faults.train(make_config(), tmp_path).steps == 30
-
-
-@pytest.mark.slow
-def test_full_disk_is_a_warning_and_the_run_ends_as_it_would_have(
-    make_config, whole, tmp_path, monkeypatch, caplog
-):
-    write, failed = contents.write_arrays, []
-
-    def fail_at_ten(folder, tree):
-        if tree.step == 10:
-            failed.append(True)
-            raise OSError(28, "No space left on device")
-        write(folder, tree)
-
-    monkeypatch.setattr(contents, "write_arrays", fail_at_ten)
-    summary = faults.train(make_config(), tmp_path)
-    assert failed and summary.steps == 30
-    assert "step 10 could not be written" in caplog.text
-    found = faults.state(tmp_path, make_config())
-    jax.tree.map(np.testing.assert_array_equal, found, whole[1])
-
-
-@pytest.mark.slow
-def test_last_save_that_fails_ends_the_run_with_an_error(
-    make_config, tmp_path, monkeypatch
-):
-    write = contents.write_arrays
-
-    def fail_at_the_end(folder, tree):
-        if tree.step > 20:
-            raise OSError(28, "No space left on device")
-        write(folder, tree)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(contents, "write_arrays", fail_at_the_end)
-        with pytest.raises(checkpoints.SaveError, match="step 30 .*good one is of st"):
-            faults.train(make_config(), tmp_path)
-    assert not (tmp_path / "summary.json").exists()
-    assert not (tmp_path / "lock.json").exists()
-    assert faults.train(make_config(), tmp_path).resumed_from == 20
-
-
-@pytest.mark.slow
-def test_other_number_of_devices_has_the_same_losses(
-    make_config, tmp_path, monkeypatch
-):
-    config = make_config(**NO_DROPOUT)
-    faults.train(config, tmp_path / "wanted", devices=1)
-    stops = iter((10, 20, None))
-    at = []
-    faults.act(
-        monkeypatch,
-        lambda self: self.step == at[0] and faults.interrupt_at(at[0])(self),
-    )
-    for number in (1, 4, 1):
-        at[:] = [next(stops)]
-        summary = faults.train(config, tmp_path / "found", devices=number)
-    assert (summary.resumed_from, summary.steps) == (20, 30)
-    found, wanted = (
-        faults.reports(tmp_path / "found"),
-        faults.reports(tmp_path / "wanted"),
-    )
-    assert [x.keys() for x in found] == [x.keys() for x in wanted]
-    for name in ("loss", "held_out_loss"):
-        losses = [[x.get(name, 0) for x in reports] for reports in (found, wanted)]
-        np.testing.assert_allclose(*losses, atol=1e-5)

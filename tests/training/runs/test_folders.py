@@ -1,6 +1,5 @@
 """The folder of a run, and what comes back from it."""
 
-import contextlib
 import hashlib
 import json
 import shutil
@@ -18,16 +17,9 @@ from mha_haiku.training.runs import (
     configuration,
     files,
     folders,
-    starting,
-    writable,
 )
 from tests import tiny_runs
-
-
-def test_folder_is_made(tmp_path):
-    folder = folders.open_folder(tmp_path / "a" / "b")
-    assert folder.root.is_dir()
-    assert folder.config == tmp_path / "a" / "b" / "config.json"
+from tests.training.runs import faults
 
 
 def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
@@ -35,67 +27,10 @@ def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
     file.write_text("")
     for path in (file, file / "under"):
         with pytest.raises(ConfigError, match="workdir .* must be a folder"):
-            folders.open_folder(path)
-    monkeypatch.setattr(
-        writable.os, "access", lambda *_: False
-    )  # root may write anywhere
+            folders.check_free(path)
+    monkeypatch.setattr(files.os, "access", lambda *_: False)  # root writes anywhere
     with pytest.raises(ConfigError, match="workdir .* cannot be written: no perm"):
-        folders.open_folder(tmp_path)
-
-
-def test_checkpoints_without_a_config_are_refused(tmp_path):
-    (tmp_path / "checkpoints").mkdir()
-    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
-        folders.open_folder(tmp_path)
-
-
-@pytest.mark.parametrize("name", ["0", "best", "bert.pt"])
-def test_checkpoints_of_the_user_are_not_replaced_by_a_written_run(
-    name, tmp_path, make_config, task, make_model
-):
-    params = make_model().init(jax.random.key(0), None)
-    folder = folders.Folder(tmp_path)
-    theirs = folder.checkpoints / name / "weights.npy"
-    theirs.parent.mkdir(parents=True)
-    theirs.write_text("weeks")
-    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
-        folders.write_run(tmp_path, make_config(), params, task)
-    theirs.rename(tmp_path / "weights.npy")
-    theirs.parent.rmdir()
-    folders.write_run(tmp_path, make_config(), params, task)
-    (tmp_path / "weights.npy").rename(folder.checkpoints / "0" / "weights.npy")
-    folder.config.unlink()
-    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
         folders.check_free(tmp_path)
-    assert (folder.checkpoints / "0" / "weights.npy").read_text() == "weeks"
-
-
-@pytest.mark.parametrize("is_new", [False, True])
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("data.npz", "tokenizer.json", "metrics.jsonl", "summary.json"),
-        *("heads/timeline.jsonl", "lock.json"),
-    ],
-)
-def test_files_of_the_user_are_not_replaced_by_a_new_run(
-    name, is_new, tmp_path, make_config
-):
-    path = tmp_path / name
-    path.parent.mkdir(exist_ok=True)
-    path.write_text("[1]\n")
-    (tmp_path / "notes").write_text("others do not matter")
-    with pytest.raises(ConfigError, match=rf"holds no run, but {name}, which"):
-        folders.open_folder(tmp_path, is_new=is_new)
-    assert path.read_text() == "[1]\n"
-    with pytest.raises(ConfigError, match=name):
-        folders.check_free(tmp_path)
-    path.rename(tmp_path / "kept")
-    folders.write_config(
-        folders.open_folder(tmp_path), make_config(), jax.local_devices()
-    )
-    (tmp_path / "kept").rename(path)  # next to config.json it is of the run
-    folders.open_folder(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -113,7 +48,7 @@ def test_a_folder_beside_has_the_name_of_the_run(
     (here / "below").mkdir(parents=True)
     (here / "a").mkdir()
     monkeypatch.chdir(here)
-    found = writable.beside(workdir, "_new")
+    found = files.beside(workdir, "_new")
     parents = {"here_new": here.parent, "above_new": tmp_path}
     assert here / found == parents.get(wanted, here) / wanted
 
@@ -148,9 +83,8 @@ def test_run_comes_back_from_its_folder(tmp_path, make_config):
         for step in (4, 8)
     }
     folders.write_config(folder, config, jax.local_devices())
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        for step, each in states.items():
-            stored.save(step, each)
+    for step, each in states.items():
+        checkpoints.save(folder.checkpoints, step, each)
     for wanted, step in ((8, None), (4, 4)):
         loaded = folders.load_run(tmp_path, step)
         assert loaded.step == wanted
@@ -172,111 +106,40 @@ def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_con
     start = folders.abstract_state(config, task, model)
     params = jax.tree.map(lambda x: np.full(x.shape, 0.01, x.dtype), start.params)
     folder = folders.Folder(folders.write_run(tmp_path / "alone", config, params, task))
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        assert stored.fields() == {".step", ".params"}
+    stored = checkpoints.newest(folder.checkpoints).arrays()
+    assert checkpoints.fields_of(stored) == {".step", ".params"}
     loaded = folders.load_run(folder.root)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     # The same as a whole state.
-    whole = folders.open_folder(tmp_path / "whole")
+    whole = folders.Folder(tmp_path / "whole")
     transformation = optimizers.make(config.optimizer, steps=4)
     state = stepping.state_of(params, transformation)
-    with checkpoints.Checkpoints(whole.checkpoints) as stored:
-        stored.save(0, jax.tree.map(np.asarray, state))
+    state = jax.tree.map(np.asarray, state)
+    checkpoints.save(whole.checkpoints, 0, state)
     folders.write_config(whole, config, jax.local_devices(), task)
     ends = []
     for each in (folder, whole):
         runs.train(config, each.root, devices=jax.local_devices()[:1])
         ends.append(folders.load_run(each.root).params)
-        with checkpoints.Checkpoints(each.checkpoints) as stored:
-            assert ".optimizer_state" in stored.fields()
-            assert ".optimizer_state" not in stored.fields(0) or each is whole
     jax.tree.map(np.testing.assert_array_equal, *ends)
     with pytest.raises(ConfigError, match="alone holds a run; give an empty folder"):
         folders.write_run(folder.root, config, params, task)
 
 
-@pytest.mark.parametrize("at", ["_git_commit", "write_config"])
-def test_runs_that_are_written_leave_nothing_when_interrupted(
-    at, tmp_path, make_config, task, make_model, monkeypatch
+@pytest.mark.parametrize(("seeds", "is_read"), [(1, True), (5, False)])
+def test_a_config_of_0_2_is_read_unless_it_is_of_several_seeds(
+    tmp_path, make_config, seeds, is_read
 ):
-    params = make_model().init(jax.random.key(0), None)
-    other = tmp_path / "own" / "notes"
-    other.parent.mkdir()
-    other.write_text("mine")
-
-    def interrupt(*_):
-        raise KeyboardInterrupt
-
-    for root in (tmp_path / "new", other.parent):
-        with monkeypatch.context() as patch:
-            patch.setattr(folders, at, interrupt)
-            with pytest.raises(KeyboardInterrupt):
-                folders.write_run(root, make_config(), params, task)
-        left = [*root.rglob("*")] if root.exists() else []
-        assert left == ([other] if root == other.parent else [])
-        folders.write_run(root, make_config(), params, task)
-
-
-def test_a_run_whose_writing_was_killed_is_written_again(
-    tmp_path, make_config, task, make_model
-):
-    params = make_model().init(jax.random.key(0), None)
-    first, second = (jax.tree.map(lambda x, n=n: 0 * x + n, params) for n in (1, 2))
-    folder = folders.Folder(tmp_path / "run")
-    for given in (first, second):
-        folders.write_run(folder.root, make_config(), given, task)
-        with checkpoints.Checkpoints(folder.checkpoints) as stored:
-            found = stored.restore(stepping.Parameters(np.int32(0), params))
-        jax.tree.map(np.testing.assert_array_equal, found.params, given)
-        folder.config.unlink()  # which comes last
-        folder.lock.write_text("")
-    # What was trained is not taken for that.
-    with checkpoints.Checkpoints(folder.checkpoints) as stored:
-        stored.save(4, stepping.Parameters(np.int32(4), first))
-    with pytest.raises(ConfigError, match="has checkpoints but no config.json"):
-        folders.write_run(folder.root, make_config(), first, task)
-
-
-@pytest.mark.parametrize("killed_at", ["config.json", "data.npz"])
-def test_other_data_are_whole_wherever_the_writing_was_killed(
-    killed_at, tmp_path, monkeypatch
-):
-    """Before config.json is written the old data count, after it the new."""
-
-    class Killed(BaseException):
-        pass
-
-    def kill(*_):
-        raise Killed
-
-    first, second, third = (
-        tasks.from_arrays(np.arange(24).reshape(4, 6) % count, held_out_fraction=0.5)
-        for count in (5, 7, 11)
-    )
-    folder = folders.open_folder(tmp_path)
-
-    def write(task):
-        config = runs.default_config(task)
-        folders.write_config(folder, config, jax.local_devices()[:1], task)
-
-    write(first)
-    settle, calls = folders._settle, []
-
-    def settle_once(folder):  # what was left before, and not what is written
-        calls.append(folder)
-        return settle(folder) if len(calls) == 1 else kill()
-
-    with monkeypatch.context() as patch, pytest.raises(Killed):
-        patch.setattr(folders, "_settle", settle_once)
-        if killed_at == "config.json":
-            patch.setattr(folders.files, "write_json", kill)
-        write(second)
-    kept = first if killed_at == "config.json" else second
-    for task in (kept, third):
-        found = folders.shared_kept(folder).arrays
-        np.testing.assert_array_equal(found["inputs"], task.keep().arrays["inputs"])
-        write(third)
-        assert [path.name for path in tmp_path.glob("data*")] == ["data.npz"]
+    folder = folders.Folder(tmp_path)
+    folders.write_config(folder, make_config(), jax.local_devices()[:1])
+    _rewritten(folder, _sets("config", "training", "seeds", seeds))
+    if is_read:
+        assert folders.read_config(folder) == make_config()
+        return
+    with pytest.raises(
+        ConfigError, match="seeds is 5, which .*\n.* train --config=configs/reverse.py"
+    ):
+        folders.read_config(folder)
 
 
 def test_missing_run_is_refused(tmp_path):
@@ -317,7 +180,7 @@ def test_config_that_is_none_is_refused_though_its_digest_is_right(
         folders.read_config(folder)
 
 
-def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
+def test_run_of_before_a_field_has_its_default(tmp_path, make_config, monkeypatch):
     folder, config = folders.Folder(tmp_path), make_config(model__num_layers=1)
     folders.write_config(folder, config, jax.local_devices()[:1])
     contents = json.loads(folder.config.read_text())
@@ -332,13 +195,12 @@ def test_run_of_before_a_field_has_its_default(tmp_path, make_config):
     files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
     assert folders.read_config(folder) == config
     # Such a run resumes with the config of today.
-    with contextlib.ExitStack() as stack:
-        (opened,) = starting.open_runs(stack, config, tmp_path, override_config=False)
-        assert opened.finished is None
-        config = config.replace(model=dict(feed_forward=dict(parallel=True)))
-    with contextlib.ExitStack() as stack:
-        with pytest.raises(ConfigError, match="parallel: False -> True"):
-            starting.open_runs(stack, config, tmp_path, override_config=False)
+    faults.open_only(monkeypatch)
+    with pytest.raises(faults.Opens):
+        runs.train(config, tmp_path)
+    config = config.replace(model=dict(feed_forward=dict(parallel=True)))
+    with pytest.raises(ConfigError, match="parallel: False -> True"):
+        runs.train(config, tmp_path)
 
 
 def test_runs_of_newer_versions_are_refused_by_name(tmp_path):
@@ -397,13 +259,6 @@ def untrained(tmp_path_factory, make_config):
         (_sets("devices", 3), "devices must be a list"),
         (_sets("other", 3), "a field of the file must be one of"),
         (_sets("form", "2"), "has the form '2'"),
-        (_sets("config", "model", "num_layers", 10_000), "num_layers must be at most"),
-        (
-            lambda contents: contents["config"]["model"].update(
-                num_layers=10_000, scan_layers=True
-            ),
-            "num_layers must be at most",
-        ),
         (_sets("config", "task", "sequence_length", 10**5), "max_length must be at"),
         (
             lambda contents: (
@@ -426,7 +281,7 @@ def test_a_config_file_is_checked_before_it_is_used(
 
 def test_data_of_a_run_is_not_unpacked_before_its_sizes_are_checked(tmp_path):
     task = tasks.from_arrays(np.arange(24).reshape(4, 6) % 5, held_out_fraction=0.5)
-    folder = folders.open_folder(tmp_path)
+    folder = folders.Folder(tmp_path)
     config = runs.default_config(task)
     folders.write_config(folder, config, jax.local_devices()[:1], task)
     with zipfile.ZipFile(folder.data, "w", zipfile.ZIP_DEFLATED) as archive:
@@ -434,11 +289,11 @@ def test_data_of_a_run_is_not_unpacked_before_its_sizes_are_checked(tmp_path):
     digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
     _rewritten(folder, _sets("data_sha256", digest))
     with pytest.raises(ConfigError, match="data.npz is not .* when unpacked"):
-        folders.shared_kept(folder)
+        folders.read_kept(folder)
     with folder.data.open("r+b") as file:
         file.truncate(2**43)
     with pytest.raises(ConfigError, match="data.npz cannot be read: its 8,796,093"):
-        folders.shared_kept(folder)
+        folders.read_kept(folder)
 
 
 @pytest.mark.parametrize(
@@ -455,13 +310,10 @@ def test_a_summary_is_checked_before_it_is_used(
     untrained, tmp_path, make_config, change, message
 ):
     folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
-    summary = starting.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
+    summary = runs.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
     files.write_json(folder.summary, summary._asdict() | change)
-    with (
-        contextlib.ExitStack() as stack,
-        pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"),
-    ):
-        starting.open_runs(stack, make_config(), folder.root, override_config=False)
+    with pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"):
+        runs.train(make_config(), folder.root)
 
 
 def test_a_working_directory_that_was_removed_is_left_out(
@@ -471,7 +323,7 @@ def test_a_working_directory_that_was_removed_is_left_out(
         raise FileNotFoundError("getcwd")
 
     monkeypatch.setattr(folders.os, "getcwd", removed)
-    folder = folders.open_folder(tmp_path / "run")
+    folder = folders.Folder(tmp_path / "run")
     folders.write_config(folder, make_config(), jax.devices()[:1])
     assert folders.directory_of(folder) is None
     assert folders.read_config(folder) == make_config()

@@ -46,8 +46,8 @@ def test_each_report_is_a_line_at_once(tmp_path):
 
 def test_report_and_evaluation_are_plain_lines_in_a_pipe(capsys):
     with _console() as console:
-        console.report(10, [REPORT])
-        console.report(20, [EVALUATION])
+        console.report(10, REPORT)
+        console.report(20, EVALUATION)
     out, err = capsys.readouterr()
     assert err == ""
     shown = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 00:00 elapsed, 00:00 left"
@@ -57,19 +57,6 @@ def test_report_and_evaluation_are_plain_lines_in_a_pipe(capsys):
         "step  20/200  held-out accuracy 0.4300 (unigram 0.1700), "
         "loss 1.2500 (unigram 2.0000), 12,346 examples/s",
     ]
-
-
-def test_of_several_runs_the_mean_and_the_range_are_shown(capsys):
-    other = {"loss": 2.5, "accuracy": 0.75, "examples_per_second": 1000.0}
-    with _console() as console:
-        console.report(10, [REPORT, other, {}])  # one without a finite step
-        console.report(20, [EVALUATION, EVALUATION | {"held_out_loss": 0.75}])
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0].startswith(
-        "step  10/200  loss 2.0000 [1.5000, 2.5000], accuracy 0.500 [0.250, 0.750], "
-        "13,346 examples/s, 00:00 elapsed"
-    )
-    assert "loss 1.0000 [0.7500, 1.2500] (unigram 2.0000)" in lines[2]
 
 
 class _Terminal(io.StringIO):
@@ -83,7 +70,7 @@ def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
     monkeypatch.setenv("COLUMNS", "120")  # some versions of tqdm cut lines to it
     with _console(start=10) as console:
         console.reach(15)
-        console.report(20, [EVALUATION])
+        console.report(20, EVALUATION)
     shown = terminal.getvalue()
     assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
     assert "held-out accuracy 0.4300" in capsys.readouterr().out
@@ -121,37 +108,6 @@ def test_event_is_a_line_and_a_warning_and_no_report(tmp_path, caplog):
     with _open(tmp_path, start=11):
         assert metrics_log.read_events(path) == []
         assert [x["step"] for x in metrics_log.read(path)] == [10]
-
-
-class _Disk:
-    """A file on a disk that has room for some bytes."""
-
-    def __init__(self, file, room):
-        self.file, self.room, self.name = file, room, file.name
-
-    def write(self, data):
-        if not self.room:
-            raise OSError(28, "No space left on device")
-        taken = self.file.write(data[: self.room])
-        self.room -= taken
-        return taken
-
-    def close(self):
-        self.file.close()
-
-
-def test_lines_wait_until_the_disk_has_room(tmp_path, caplog):
-    with _open(tmp_path) as log:
-        log._file = disk = _Disk(log._file, 30)
-        log.report(10, REPORT, learning_rate=0.5)
-        log.report(20, EVALUATION, learning_rate=0.5)
-        assert (tmp_path / "metrics.jsonl").stat().st_size == 30
-        assert "cannot be written (No space left on device)" in caplog.text
-        disk.room = 10**6
-        log.report(30, REPORT, learning_rate=0.5)
-        written = metrics_log.read(tmp_path / "metrics.jsonl")
-        assert [x["step"] for x in written] == [10, 20, 30]
-        assert all(REPORT.items() <= x.items() for x in written)
 
 
 def test_seconds_go_on_where_the_run_stopped(tmp_path):

@@ -1,6 +1,5 @@
 """A run keeps its tokenizer and knows its text."""
 
-import contextlib
 import json
 import pathlib
 import pydoc_data.topics
@@ -12,9 +11,10 @@ import pytest
 
 from mha_haiku import runs, subjects
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import configuration, folders, starting
+from mha_haiku.training.runs import configuration, folders
 from mha_haiku.training.tasks import tokenization
 from tests import tiny_runs
+from tests.training.runs import faults
 
 TEXT = "the quick brown fox jumps over the lazy dog. " * 40
 CHANGED = TEXT.replace("quick", "quack", 1)
@@ -160,6 +160,7 @@ def test_tokenizer_is_json_that_other_tools_read(trained):
 
 def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
     home, elsewhere = tmp_path / "home", tmp_path / "elsewhere"
+    faults.open_only(monkeypatch)
     for folder in (home, elsewhere):
         folder.mkdir()
     monkeypatch.chdir(home)
@@ -174,8 +175,8 @@ def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
     # Its config is usable here, without the run. It resumes the run, as the first does.
     assert configuration.make_task(run.config).keep().text["sha256"]
     for each in (run.config, config):
-        with contextlib.ExitStack() as stack:
-            starting.open_runs(stack, each, "../home/run", override_config=False)
+        with pytest.raises(faults.Opens):
+            runs.train(each, "../home/run")
     # A run that has moved together with its text.
     moved = shutil.move(home, tmp_path / "moved")
     with pytest.raises(ConfigError, match=r"got 'text.txt', which does not exist"):
@@ -184,8 +185,8 @@ def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
     run = runs.load("run")
     assert run.config == config
     np.testing.assert_array_equal(run.task.held_out_data, wanted)
-    with contextlib.ExitStack() as stack:
-        starting.open_runs(stack, config, "run", override_config=False)
+    with pytest.raises(faults.Opens):
+        runs.train(config, "run")
     # Here another text of that name is another text.
     monkeypatch.chdir(elsewhere)
     pathlib.Path("text.txt").write_text(CHANGED)

@@ -248,9 +248,9 @@ def test_floats_of_any_width_are_kept_as_float32(dtype, tmp_path):
     wanted = np.asarray(inputs).astype(np.float32)
     np.testing.assert_array_equal(task.keep().arrays["inputs"], wanted)
     config = runs.default_config(task)
-    folder = folders.open_folder(tmp_path)
+    folder = folders.Folder(tmp_path)
     folders.write_config(folder, config, jax.local_devices()[:1], task)
-    again = configuration.make_task(config, folders.shared_kept(folder))
+    again = configuration.make_task(config, tasks.Kept(**folders.read_kept(folder)))
     assert again == task
     for part in ("train_data", "held_out_data"):
         jax.tree.map(

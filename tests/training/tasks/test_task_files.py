@@ -26,6 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import fields, tasks
+from mha_haiku.core import checks
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,7 +35,7 @@ class Step(tasks.Task):
 
     sequence_length: int = 6
     step: int = 1
-    odds: float = fields.field(0.5, "unused", fields.portion)
+    odds: float = fields.field(0.5, "unused", checks.share)
     num_tokens = num_classes = 5
     baseline = {"accuracy": 0.2, "loss": 1.609}
 
@@ -171,7 +172,7 @@ def test_a_run_of_a_file_is_read_with_the_same_file(capsys):
 def stranger(monkeypatch, make_config):
     """A run whose task leaves a mark when its file is executed, in a new process."""
     pathlib.Path("evil.py").write_text(SOURCE + "\nopen('mark', 'a').close()\n")
-    folder = folders.open_folder("stranger")
+    folder = folders.Folder(pathlib.Path("stranger"))
     config = configuration.default_config("evil.py:Step")
     config = config.replace(model=make_config().model.to_json())
     folders.write_config(folder, config, jax.local_devices()[:1])

@@ -164,13 +164,11 @@ def _backward(
             row, back = row
             part = _part(inputs, num_keys, at, row, key)
             chunk_options = chunks.options(part, dropout_rate)
-            query, key, value, bias, score = blockwise.backward(
-                part, (), back, wants_bias, chunk_options
-            )
+            grads = blockwise.backward(part, (), back, wants_bias, chunk_options)
             return jax.tree.map(
                 jnp.add,
                 (query_grad, key_grad, shared_grads),
-                (query, (key, value), (bias, score)),
+                (grads.query, (grads.key, grads.value), (grads.bias, grads.score)),
             )
 
         query_grad, key_grads, shared_grads = device_ring.around(

@@ -173,7 +173,7 @@ def backward(
                 row_gradients,
             )
             bias, bias_grad = view.weighting.bias, sums.bias
-            if bias_grad is not None:
+            if bias is not None and bias_grad is not None:
                 at = view.weighting.origin.at(rows, columns)
                 bias_grad = bias.add_gradient(bias_grad, tile.scores, *at)
             return gradients.Gradients(

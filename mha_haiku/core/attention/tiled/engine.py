@@ -76,7 +76,7 @@ def with_counted_rows(
     results to NaN.
     """
     logsumexp = factors.logsumexp
-    sees = logsumexp != -jnp.inf
+    sees = factors.weighting.score.sees(logsumexp, factors.weighting)
     counts = jnp.where(jnp.isnan(logsumexp), jnp.nan, sees).astype(logsumexp.dtype)
     if counted is not None:
         counts = jnp.where(counted[..., None, :], counts, 0)

@@ -12,14 +12,14 @@ gradient of the attention that computed it.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 
-from mha_haiku.core import positions, tiles
-from mha_haiku.core.attention import gradients, scores
+from mha_haiku.core import tiles
+from mha_haiku.core.attention import gradients
 from mha_haiku.core.attention.factors import Factors, Start
 from mha_haiku.core.attention.gradients import NO_GRADIENT
 from mha_haiku.core.attention.inputs import HIDDEN, Weighting
@@ -49,7 +49,8 @@ def fold(
         return walk(observation, factors, arrays, sizes), ()
 
     def pull_back(arguments: tuple, _: tuple, is_wanted: tuple, cotangents: Sums):
-        return _pulled_back(observation, sizes, *arguments, cotangents, is_wanted)
+        factors, arrays = arguments
+        return _pulled_back(observation, sizes, factors, arrays, cotangents, is_wanted)
 
     return gradients.with_gradient(run, pull_back)(factors, arrays)
 
@@ -70,10 +71,10 @@ def with_gradient(
     def pull_back(arguments: tuple, _: tuple, is_wanted: tuple, cotangents: Sums):
         factors, arrays = arguments[0], arrays_of(arguments[0])
         is_wanted = is_wanted[0], jax.tree.map(lambda _: None, arrays)
-        gradient, _ = _pulled_back(
+        pulled = _pulled_back(
             observation, sizes, factors, arrays, cotangents, is_wanted
         )
-        return gradient, None
+        return pulled[0], None
 
     return gradients.with_gradient(lambda _, sums: (sums, ()), pull_back)(
         factors, lax.stop_gradient(sums)
@@ -261,11 +262,11 @@ def write(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
 class Gradients(NamedTuple):
     """The gradients of a map, or of a head; those of the map are None if unused."""
 
-    query: Array | None  # of a head `[T, K]`
-    key: Array | None  # of a head `[K, S]` while tiles are added, then `[S, K]`
-    logsumexp: Array | None  # of a head `[T]`
-    bias: positions.ScoreBias | None
-    score: scores.Score | None
+    query: Any  # an array, of a head `[T, K]`
+    key: Any  # an array, of a head `[K, S]` while tiles are added, then `[S, K]`
+    logsumexp: Any  # an array, of a head `[T]`
+    bias: Any  # a `ScoreBias`; None if it is not differentiated
+    score: Any  # a `Score`
     arrays: SideArrays  # None in the place of an array that is not differentiated
 
 
@@ -306,7 +307,8 @@ def backward(
             jnp.zeros_like(part.query, dtype),
             jnp.zeros_like(part.key, dtype),
             jnp.zeros_like(part.logsumexp),
-            *jax.tree.map(jnp.zeros_like, (bias, part.weighting.score)),
+            jax.tree.map(jnp.zeros_like, bias),
+            jax.tree.map(jnp.zeros_like, part.weighting.score),
             array_zeros,
         )
 
@@ -397,7 +399,7 @@ def _add_tile(
             scores_grad[None],
         )
         bias = totals.bias
-        if bias is not None:
+        if bias is not None and weighting.bias is not None:
             at = weighting.origin.at(rows, columns)
             bias = weighting.bias.add_gradient(bias, scores_grad[None], *at)
         totals = totals._replace(

@@ -10,7 +10,7 @@ import pytest
 
 from mha_haiku import models, runs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import configuration, folders, starting
+from mha_haiku.training.runs import configuration, folders, init_from
 from tests import tiny_runs
 from tests.training.runs import faults
 
@@ -59,8 +59,8 @@ def _started(source, new):
     """Returns the parameters with which a run starts from another, as a new task's."""
     kept = source.task.keep()._replace(text=None)
     new = _run(new.config, 5, kept)
-    of = starting.Start("runs/other", source.looped(), kept)
-    return new, starting.start_params(of, new.config, new.task, new.params)
+    of = init_from.Start("runs/other", source.looped(), kept)
+    return new, init_from.params(of, new.config, new.task, new.params)
 
 
 def _assert_equal(found, wanted):
@@ -118,12 +118,12 @@ def test_tokens_that_the_other_run_lacks_have_new_rows(make):
     [
         (
             {"model__feed_forward__hidden_size": 11},
-            "encoder/layer_0/feed_forward/hidden b (10 there, 11 here)",
+            "encoder/layer_0/feed_forward/hidden b ((10,) there and (11,) here)",
             "config.model.feed_forward.hidden_size: 10 -> 11",
         ),
         (
             {"model__num_layers": 3},
-            "encoder/layer_2/attention/key b (none there, 12 here)",
+            "encoder/layer_2/attention/key b (None there and (12,) here)",
             "config.model.num_layers: 2 -> 3",
         ),
         (
@@ -145,10 +145,10 @@ def test_other_model_is_refused_by_its_parameters(make, fields, parameters, fiel
 def test_run_with_other_tokens_is_refused(make, whole):
     config = make("classify", 1).config.replace(init_from=str(whole[0]))
     with pytest.raises(ConfigError, match="has no tokenizer, and this .* 'characters'"):
-        starting.load_start(config)
+        init_from.load(config)
     config = config.replace(init_from="runs/that/is/not/there")
     with pytest.raises(ConfigError, match="There is no run in runs/that/is/not/there"):
-        starting.load_start(config)
+        init_from.load(config)
 
 
 FROZEN = "embedding,encoder/layer_0"

@@ -1,0 +1,239 @@
+"""A checkpoint is whole, verified when it is read, and told from a damaged one."""
+
+import json
+import os
+import shutil
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training import stepping
+from mha_haiku.training.runs import checkpoints
+from mha_haiku.training.runs.files import SaveError
+
+ARRAYS, MANIFEST = "arrays.safetensors", "manifest.json"
+
+
+def _tree(step):
+    numbers = np.random.default_rng(step)
+    params = {
+        "encoder/norm": {"scale": numbers.standard_normal(3).astype(np.float32)},
+        "encoder/~/w": {"w": numbers.standard_normal((2, 3)).T.astype(jnp.bfloat16)},
+        "others": {"i": np.uint32([7, 2**32 - 1]), "b": np.array([True, False])},
+        "empty": {"x": np.zeros((0, 5), np.float64), "n": np.float32(np.nan)},
+    }
+    return stepping.Parameters(np.int32(step), params)
+
+
+@pytest.fixture
+def root(tmp_path):
+    for step in (10, 20):
+        checkpoints.save(tmp_path / "checkpoints", step, _tree(step))
+    return tmp_path / "checkpoints"
+
+
+def _restored(root, step=None):
+    stored = checkpoints.read(root, step)
+    return checkpoints.restored(stored.arrays(), _tree(0), str(stored))
+
+
+def _assert_same(found, tree):
+    assert jax.tree.structure(found) == jax.tree.structure(tree)
+    for x, y in zip(*map(jax.tree.leaves, (found, tree)), strict=True):
+        assert (x.dtype, x.shape, x.tobytes()) == (y.dtype, y.shape, y.tobytes())
+
+
+def test_trees_come_back_with_their_bits(root):
+    _assert_same(_restored(root), _tree(20))
+    _assert_same(_restored(root, 10), _tree(10))
+    stored = checkpoints.read(root)
+    assert list(stored.arrays([".step"])) == [".step"]
+
+
+def test_the_newest_two_and_the_best_are_kept(tmp_path):
+    losses = {1: 3.0, 2: 1.0, 3: 2.0, 4: None, 5: 1.5, 6: 1.25}
+    for step, loss in losses.items():
+        checkpoints.save(tmp_path, step, _tree(step), held_out_loss=loss)
+    assert checkpoints.steps(tmp_path) == [2, 5, 6]
+    sums = {"steps": 3, "loss": 0.1 + 0.2}
+    checkpoints.save(tmp_path, 7, _tree(7), window=sums)
+    assert dict(checkpoints.newest(tmp_path).window) == sums
+    with pytest.raises(ValueError, match="must be finite, got nan"):
+        checkpoints.save(tmp_path, 8, _tree(8), held_out_loss=float("nan"))
+
+
+def _flip(path, bit):
+    content = bytearray(path.read_bytes())
+    content[bit // 8] ^= 1 << bit % 8
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("name", [ARRAYS, MANIFEST])
+def test_every_flipped_bit_is_found_and_the_step_before_is_used(root, name):
+    path = root / "20" / name
+    whole = path.read_bytes()
+    for bit in range(0, 8 * len(whole), 7):  # all places of a byte
+        _flip(path, bit)
+        # JSON has some spellings of one value: 1E-05 is what 1e-05 was.
+        assert checkpoints.newest(root).step == 10 or name == MANIFEST
+        if checkpoints.newest(root).step == 20:
+            _assert_same(_restored(root), _tree(20))
+        path.write_bytes(whole)
+    for size in range(0, len(whole) - 1, 5):
+        path.write_bytes(whole[:size])
+        assert checkpoints.newest(root).step == 10
+
+
+def _remove_manifest(folder):
+    (folder / MANIFEST).unlink()
+
+
+def _remove_arrays(folder):
+    (folder / ARRAYS).unlink()
+
+
+def _of_another_step(folder):
+    shutil.copy(folder.parent / "10" / MANIFEST, folder / MANIFEST)
+
+
+def _file_in_its_place(folder):
+    shutil.rmtree(folder)
+    folder.write_text("")
+
+
+@pytest.mark.parametrize(
+    ("harm", "message"),
+    [
+        (_remove_manifest, "step 20: it has no manifest.json"),
+        (_remove_arrays, "step 20: it has no arrays.safetensors"),
+        (_of_another_step, "step 20: manifest.json is of step 10"),
+        (_file_in_its_place, "step 20: it has no manifest.json"),
+        (lambda x: (x / MANIFEST).write_text("[" * 9999), "manifest.json is damaged"),
+        (lambda x: (x / MANIFEST).write_text("[]"), "manifest.json is damaged"),
+    ],
+)
+def test_damage_is_told_and_the_step_before_is_used(root, caplog, harm, message):
+    harm(root / "20")
+    _assert_same(_restored(root), _tree(10))
+    assert message in caplog.text
+    assert "newest good one is of step 10" in caplog.text
+    with pytest.raises(ConfigError, match="step 20 in .* is damaged"):
+        checkpoints.read(root, 20)
+    shutil.rmtree(root / "10")
+    with pytest.raises(ConfigError, match="No checkpoint in .* is good: step 20"):
+        checkpoints.newest(root)
+
+
+def test_damage_is_kept_until_its_step_is_saved_again(root):
+    (root / "20" / ARRAYS).write_bytes(b"")
+    for step in (12, 14):
+        checkpoints.save(root, step, _tree(step))
+    assert checkpoints.steps(root) == [12, 14, 20]
+    checkpoints.save(root, 20, _tree(20))
+    assert checkpoints.newest(root).step == 20
+
+
+@pytest.mark.parametrize("name", [ARRAYS, MANIFEST])
+def test_what_cannot_be_read_is_no_damage(root, name, monkeypatch):
+    """As of a colleague's file; root reads it, so the refusal is simulated."""
+    path, open_file = root / "20" / name, type(root).open
+
+    def refuse(self, *arguments, **options):
+        if self == path:
+            raise PermissionError(13, "Permission denied", str(path))
+        return open_file(self, *arguments, **options)
+
+    monkeypatch.setattr(type(root), "open", refuse)
+    read_bytes = type(root).read_bytes
+    monkeypatch.setattr(
+        type(root), "read_bytes", lambda x: refuse(x, "rb").close() or read_bytes(x)
+    )
+    before = sorted(root.rglob("*"))
+    with pytest.raises(ConfigError, match=f"{name} cannot be read: Permission denied"):
+        checkpoints.newest(root)
+    if name == MANIFEST:  # the best may be among those that would be removed
+        for step in (30, 40):
+            with pytest.raises(PermissionError):
+                checkpoints.save(root, step, _tree(step))
+    assert {*before} <= {*root.rglob("*")}
+
+
+def test_files_have_the_mode_of_the_umask(tmp_path):
+    before = os.umask(0o002)
+    try:
+        checkpoints.save(tmp_path, 1, _tree(1))
+    finally:
+        os.umask(before)
+    modes = [path.stat().st_mode & 0o777 for path in (tmp_path / "1").iterdir()]
+    assert modes == [0o664, 0o664]
+
+
+def test_a_full_disk_leaves_the_others(root, monkeypatch):
+    import safetensors.numpy
+
+    def fail(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
+    with pytest.raises(SaveError, match=r"step 30 .*No space left.* is of step 20"):
+        checkpoints.save(root, 30, _tree(30))
+    assert sorted(os.listdir(root)) == ["10", "20"]
+    _assert_same(_restored(root), _tree(20))
+
+
+def test_what_a_kill_left_is_no_step(root):
+    shutil.copytree(root / "20", root / ".30.partial")
+    (root / "notes").write_text("")
+    assert checkpoints.newest(root).step == 20
+    checkpoints.save(root, 30, _tree(30))
+    assert sorted(os.listdir(root)) == ["20", "30", "notes"]
+
+
+def test_checkpoints_of_0_2_are_read(root):
+    folder = root / "20"
+    manifest = json.loads((folder / MANIFEST).read_text())
+    for name in ("sha256", "window"):
+        del manifest[name]
+    (folder / "window.json").write_text('{"steps": 3}')
+    manifest["files"]["window.json"] = "0" * 64
+    manifest["arrays"] = {".step": {"dtype": "int32", "shape": []}}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    _assert_same(_restored(root), _tree(20))
+    assert checkpoints.newest(root).window == {"steps": 3}
+
+
+def _other(**changes):
+    params = _tree(0).params
+    return _tree(0)._replace(params={**params, **changes})
+
+
+@pytest.mark.parametrize(
+    ("tree", "message"),
+    [
+        (_other(new={"w": np.zeros(2)}), r"lacks .*'new'"),
+        (_other(empty={"x": np.zeros((0, 5))}), r"has .*'n'"),
+        (
+            _other(empty={"x": np.zeros((0, 4)), "n": np.float32(0)}),
+            r"has the shape \(0, 5\) at .*'x'.*has \(0, 4\)",
+        ),
+        (
+            _other(empty={"x": np.zeros((0, 5), np.int8), "n": np.float32(0)}),
+            "has the dtype float64 at .*has int8",
+        ),
+    ],
+)
+def test_arrays_of_another_model_are_refused_by_name(root, tree, message):
+    stored = checkpoints.read(root)
+    with pytest.raises(ConfigError, match=message):
+        checkpoints.restored(stored.arrays(), tree, str(stored))
+
+
+def test_a_missing_step_names_those_there_are(root, tmp_path):
+    with pytest.raises(ConfigError, match="no checkpoint of step 15 .* are: 10, 20"):
+        checkpoints.read(root, 15)
+    with pytest.raises(ConfigError, match="There are no checkpoints in"):
+        checkpoints.read(tmp_path / "none")
+    assert checkpoints.newest(tmp_path / "none") is None
