@@ -138,7 +138,9 @@ def _formula(query, key, value, cotangent, allowed, bias, cap, sink):
 
 def _expected(arrays, mask, bias=0.0, cap=1e5, sink=-np.inf) -> Any:
     """Returns `_formula` of arrays `[B, T, H, K]`, in float64."""
-    allowed = np.asarray(mask.array(*[arrays[0].shape[1]] * 2))
+    T = arrays[0].shape[1]
+    allowed = np.asarray(mask.array(T, T))  # of `[T, T]`, with examples, and heads
+    allowed = allowed[:, None] if allowed.ndim == 3 else allowed
     numbers = *arrays, allowed, bias, cap, np.broadcast_to(sink, _H)
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         wide = [x if x is allowed else np.asarray(x, np.float64) for x in numbers]
@@ -218,6 +220,8 @@ def check_attention(report: Report, name: str) -> None:
     precisions = dict(_PRECISIONS)
     if name == "fused":  # whose kernels take no float32 on GPUs
         precisions = {"bfloat16": precisions["bfloat16"]}
+    elif report.is_small:
+        precisions = {"float32": precisions["float32"]}
     with concurrent.futures.ThreadPoolExecutor(4) as pool:  # compilers run together
         waiting = [
             pool.submit(check, f"{name}, {title}: {case}", *options, *precision)

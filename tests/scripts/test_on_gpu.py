@@ -21,7 +21,7 @@ def test_all_parts_run_in_small(tmp_path):
     assert [part["ended"] for part in report["parts"]] == ["done"] * 13
     records = [record for part in report["parts"] for record in part["records"]]
     checked = [r for r in records if "error" in r]
-    assert len(checked) > 100 and all(r["is_right"] for r in checked)
+    assert len(checked) > 60 and all(r["is_right"] for r in checked)
     pages = {path.stem for path in pathlib.Path(tmp_path).glob("*.html")}
     assert pages == {"map", "run", "torch", "importance"}
     table = (tmp_path / "on_gpu.md").read_text()
