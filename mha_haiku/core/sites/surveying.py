@@ -136,7 +136,8 @@ class Stop:
             return None
         layers = np.zeros(self.around.lengths, int)
         for turn, names in self.turns():
-            layers[turn] = int(_LAYER.search(names[0])[1])
+            number = _LAYER.search(names[0])
+            layers[turn] = int(number[1]) if number else 0
         return layers
 
 
