@@ -100,8 +100,8 @@ def override(config: RunConfig, overrides: Iterable[tuple[str, str]]) -> RunConf
       ConfigError: If there is no such field, or the value is invalid.
     """
     texts, whole = dict(overrides), config
-    task: str = texts.get("config.task.name", config.task.name)
-    if task != config.task.name:
+    task = texts.get("config.task.name", config.task.name)
+    if task is not None and task != config.task.name:
         whole = configuration.default_config(task)
     changes = {}
     for name, text in texts.items():

@@ -119,7 +119,7 @@ class Subject:
         from mha_haiku.subjects.verbs.prune_sweep import sweep
         from mha_haiku.subjects.verbs.pruned_models import prune
         from mha_haiku.subjects.verbs.quality import metrics
-        from mha_haiku.subjects.verbs.replacement import rollout
+        from mha_haiku.subjects.verbs.rollouts import rollout
         from mha_haiku.subjects.verbs.saved_models import save, train
         from mha_haiku.subjects.verbs.values import (
             lens,

@@ -245,7 +245,7 @@ def _prompted(start: _Prompts, max_length: int, ends: _Ends) -> _Texts:
     return _Texts(
         jnp.where(is_after, ends[0], tokens),
         jnp.asarray(lengths),
-        lengths >= max_length,
+        jnp.asarray(lengths >= max_length),
     )
 
 
