@@ -230,4 +230,5 @@ def learn_gates(*, run: Run, **options: Any) -> None:
     """
     result = run.subject().learn_gates(**options)
     print(result.text())
-    print(f"\nRuns: {result.smallest.folder.root.parent}")
+    if folder := result.smallest.folder:
+        print(f"\nRuns: {folder.root.parent}")
