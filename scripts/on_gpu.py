@@ -45,6 +45,7 @@ from scripts.benchmarks.contenders import (  # noqa: E402
 )
 
 _PACKAGES = "jax jaxlib dm-haiku optax torch torchax transformers numpy".split()
+_NAMES = {"tiny": "a model of 2 layers, width 24", "whole": "GPT-2 small"}
 _LIMIT = 450  # seconds of all parts together
 _B, _H, _G, _K = 2, 4, 2, 64  # examples, heads, key heads, size per head
 # Name: dtype, precision of products in float32, tolerance of values and gradients.
@@ -377,9 +378,6 @@ def measure_ablations(report: Report) -> None:
     }
     report.measure(f"{_NAMES[size]}, {batch} x {length} tokens, float32", calls)
     report.save("importance", mh.heads.ablation(of))
-
-
-_NAMES = {"tiny": "a model of 2 layers, width 24", "whole": "GPT-2 small"}
 
 
 def measure_training(report: Report) -> None:
