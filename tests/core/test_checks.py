@@ -91,7 +91,6 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
         lambda path: prune_sweep.picture(path),
-        lambda path: folders.load_run(path.parent),
     ],
 )
 def test_only_regular_files_are_read(read, tmp_path):
