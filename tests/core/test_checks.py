@@ -6,7 +6,7 @@ import pytest
 from mha_haiku.core import checks
 from mha_haiku.records import map_set
 from mha_haiku.subjects.verbs import prune_sweep
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import files
 
 
 @pytest.mark.parametrize(
