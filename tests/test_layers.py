@@ -32,7 +32,7 @@ _STRAYS = {
         "mha_haiku/training/tasks/stray.py": "import mha_haiku.training.runs",
         "mha_haiku/training/checkpoint.py": "import mha_haiku.training.runs",
     },
-    "A subject knows none of its verbs, and no picture of it": {
+    "A subject runs none of its verbs, and knows no picture of it": {
         "mha_haiku/subjects/subject.py": "import mha_haiku.subjects.verbs",
     },
     "Only experiments and configs import the package's own face": {

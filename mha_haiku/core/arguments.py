@@ -128,8 +128,8 @@ def _is_list(value: Any, item: Any) -> bool:
         kind = np.dtype(value.dtype).kind
         if item is Any:
             return value.ndim > 0
-        if item is str or item in _NUMBERS:
-            return value.ndim > 0 and kind in _NUMBERS.get(item, ("", "U"))[1]
+        if kinds := {str: "U", bool: "b", int: "iu", float: "iuf"}.get(item):
+            return value.ndim > 0 and kind in kinds
         return value.ndim > 1 and all(fits(x, item) for x in value[:_MOST_CHECKED])
     if not isinstance(value, collections.abc.Sequence):
         return isinstance(value, collections.abc.Iterable)
@@ -166,5 +166,7 @@ def _said(hint: Any, *, many: bool = False) -> str:
         one = "a value"
     if not many:
         return one
+    if hint is bool:
+        return "booleans"
     noun, *rest = one.partition(" ")[2].split(" of ", 1)
     return " of ".join([f"{noun}s", *rest]) if noun else one

@@ -6,7 +6,7 @@ import pytest
 from mha_haiku.core import checks
 from mha_haiku.records import map_set
 from mha_haiku.subjects.verbs import prune_sweep
-from mha_haiku.training.runs import files, folders
+from mha_haiku.training.runs import files
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,6 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
         lambda path: prune_sweep.picture(path),
-        lambda path: folders.load_run(path.parent),
     ],
 )
 def test_only_regular_files_are_read(read, tmp_path):
