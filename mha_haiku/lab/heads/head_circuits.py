@@ -42,7 +42,7 @@ def path_patching(
     *,
     senders: Sequence[tuple[int, int]] | None = None,
     receivers: Sequence[tuple[int, int]] | None = None,
-    kinds: Sequence[str] = (*circuits.KINDS, "logits"),
+    kinds: str | Sequence[str] = (*circuits.KINDS, "logits"),
 ) -> patching.Edges:
     """Computes the change of the metric when one head reads another's corrupted output.
 
