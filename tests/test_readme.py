@@ -110,8 +110,13 @@ def get_config():
 
 
 def _commands(readme: str) -> list[str]:
-    """Returns the commands of a README's sh blocks, without their comments."""
-    lines = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL)).splitlines()
+    """Returns the commands of a README's sh blocks, without their comments.
+
+    Of a loop over seeds it returns the body, for seed 0.
+    """
+    blocks = "\n".join(re.findall(r"```sh\n(.*?)```", readme, re.DOTALL))
+    blocks = re.sub(r"(?ms)^for seed in .*?; do\n(.*?)^done$", r"\1", blocks)
+    lines = blocks.replace("$seed", "0").splitlines()
     return [bare for line in lines if (bare := re.sub(r"(^|\s+)#.*", "", line).strip())]
 
 
