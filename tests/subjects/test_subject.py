@@ -305,8 +305,10 @@ def test_padding_of_a_function_that_masks_only_keys_does_not_count(translator, n
         target, ones = y[i : i + 1, :t], np.ones((1, t))
         alone.append(tasks.Example(x[i : i + 1, :s], target, ones, None, target))
     call = functools.partial(_PER_EXAMPLE[name], translator)
-    found = call(both)
-    np.testing.assert_allclose(found, np.mean([*map(call, alone)], 0), atol=1e-5)
+    found, expected = call(both), np.mean([*map(call, alone)], 0)
+    # Two programs round differently, by their largest terms.
+    atol = 1e-6 * max(10, np.abs(expected).max())
+    np.testing.assert_allclose(found, expected, atol=atol)
 
 
 def test_the_last_row_of_the_lens_is_the_model(llama):
