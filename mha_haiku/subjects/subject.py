@@ -209,7 +209,8 @@ class Subject:
         parts = parts_of(self)
         by_path: dict[str, list[int]] = {}
         for layer, head in pairs:
-            path = f"/{part_with(parts, layer, head)}"  # from the first part of names
+            path = part_with(parts, layer, head)
+            path = f"/{path}" if path else ""  # from the first part of names
             by_path.setdefault(path, []).append(head)
         edits = itertools.starmap(heads.edits.ablate, by_path.items())
         return self.edited(dict(collections.ChainMap(*edits)))

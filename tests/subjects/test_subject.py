@@ -680,7 +680,8 @@ def _of_segments(params, tokens, segment):
 
 @pytest.mark.slow
 def test_a_function_gets_all_keywords_of_a_mapping(foreign):
-    subject = mh.wrap(_of_segments, foreign.params)
+    first = lambda logits, _: logits[:, 0].mean(-1)  # noqa: E731
+    subject = mh.wrap(_of_segments, foreign.params, metric=first)
     tokens, segment = np.array([[1, 2, 3, 0], [4, 5, 6, 7]]), np.arange(8).reshape(2, 4)
     given = {"inputs": tokens, "segment": segment}
     wanted = _by_hand(foreign.params, tokens) * segment[..., None]
@@ -891,11 +892,13 @@ def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     rows = np.random.default_rng(0).integers(0, 7, (4, 5))
     scale = np.array([2.0, 3.0, 4.0])
     batches = [{"inputs": x, "scale": scale} for x in np.split(rows, 2)]
-    subject = mh.wrap(scaled, foreign.params, examples=batches)
+    metric = {"metric": lambda logits, _: logits.mean((1, 2))}
+    subject = mh.wrap(scaled, foreign.params, examples=batches, **metric)
     batch = subject.examples(3)
     np.testing.assert_array_equal(batch.others["scale"], scale)
     np.testing.assert_array_equal(batch.inputs, rows[:3])
-    plain = mh.wrap(scaled, foreign.params, examples=[{"inputs": rows, "scale": scale}])
+    together = [{"inputs": rows, "scale": scale}]
+    plain = mh.wrap(scaled, foreign.params, examples=together, **metric)
     found = [x.circuit(examples=4, edges=2).rows() for x in (subject, plain)]
     assert len(found[0]) == len(found[1]) == 2
     batches[1] |= {"scale": 2 * scale}
@@ -908,10 +911,12 @@ def test_what_edited_heads_write_is_not_split_into_their_values(llama):
     tokens, double = llama.encode(TEXT)[None, :5], {"*/heads": lambda x: 2 * x}
     edited = llama.edited(double)
     assert llama.writes(tokens, layer=1, head=0).terms.any()
-    with pytest.raises(ValueError, match="layer 1, head 0 must write the sum of its v"):
+    with pytest.raises(
+        ValueError, match="what the head writes must add up to it, but are"
+    ):
         edited.writes(tokens, layer=1, head=0)
     place = {"layer": 1, "head": 0, "query": 4, "key": 1}
     found = edited.why(tokens, **place)  # of the edited stream, whose terms are whole
     np.testing.assert_allclose(found.terms.sum() + found.position, found.total, 1e-4)
-    with pytest.raises(ValueError, match="layer 0, head 0 must write the sum of its v"):
+    with pytest.raises(ValueError, match="the part of head 0.0 must add up to it"):
         edited.why(tokens, **place, sources=[(0, 0)])
