@@ -188,7 +188,9 @@ def importance(
         assert per_example is not None  # as of every measure
         if batches is None:  # whole batches were measured
             per_example = per_example[:examples]
-        column = Column.of_examples(per_example, column.unit, column.label)
+        # A measure may leave its unit and label to where it is registered.
+        said = column if column.unit else entry
+        column = Column.of_examples(per_example, said.unit or "", said.label)
         columns[name] = column.with_ranks()
     first = None if batches is None else batches[0]
     count = len(columns[wanted[0]].per_example)
