@@ -169,7 +169,7 @@ def translated(
 
 
 def _names(kind: str) -> dict[str | None, str]:
-    """Maps the names of arrays outside of layers and of layer 0 to those of the hub."""
+    """Maps our names of arrays, outside of layers and in layer 0, to the hub's."""
     import gguf
 
     family = FAMILIES[kind]

@@ -137,7 +137,7 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
 def _lens(
     model: models.Model, params: Any, example: tasks.Example
 ) -> tuple[Array, Array]:
-    """Returns the logits of all streams, and those of the model."""
+    """Returns the logits of all streams, and the logits of the model."""
     model = running.shown(model)
     # In the order of the program: `running.look` sorts by the kind of attention.
     run = functools.partial(running.run, model)

@@ -75,7 +75,7 @@ def stream(
     seed: int,
     **options: Any,
 ) -> Iterator[list[str]]:
-    """Yields what each of B texts goes on with; arguments as in `generate`.
+    """Yields how each of B texts continues; arguments as in `generate`.
 
     Parts are whole characters, of a function the whole text at once.
     """

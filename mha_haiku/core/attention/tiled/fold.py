@@ -260,7 +260,7 @@ def write(tree: Tree, new: Tree, span: tiles.Span) -> Tree:
 
 
 class Gradients(NamedTuple):
-    """The gradients of a map, or of a head; those of the map are None if unused."""
+    """The gradients of values and map, or of one head; None for an unused map."""
 
     query: Any  # an array, of a head `[T, K]`
     key: Any  # an array, of a head `[K, S]` while tiles are added, then `[S, K]`
