@@ -4,7 +4,6 @@ A verb of `Subject` can be a command directly. Other commands, such as training,
 functions that `command` enters in the table.
 """
 
-import atexit
 import functools
 import os
 import pathlib
@@ -209,6 +208,9 @@ def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> st
 
 
 def _end(status: int) -> None:
-    if status == 130:  # after the threads, such as one that writes a checkpoint
-        atexit.register(process.end_at_once, status)
+    """Ends the process."""
+    if status == 130:  # XLA, interrupted while it compiled, may crash as it clears up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)

@@ -34,9 +34,8 @@ class Bar(tqdm.tqdm):
     ):
         """Opens the bar, which counts from `start` to `total`, and starts its clock.
 
-        `doing` describes the work until the first `update`, such as "compiling". With
-        `leave` the bar stays on the terminal. Without `prints` the caller prints lines
-        where there is no terminal.
+        `doing` describes the work until the first `update`. With `leave` the bar stays
+        on the terminal. Without `prints` there are no lines in a pipe.
         """
         self.is_drawn = sys.stderr.isatty()
         self._doing = bool(doing)

@@ -1,8 +1,8 @@
 """Tasks of users: their files and classes, and checks that a class is a task.
 
 "mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
-path is relative to the working directory; of a run's file see `configuration.found`,
-and `configuration.of_json`, which executes no file that the caller does not trust.
+path is relative to the working directory; `runs.folders.read_config` executes no file
+that the caller does not trust.
 
 "my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
 project. The folder is found from the package, never from the working directory, and a

@@ -98,14 +98,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        (
-            {"devices__data": 3},
-            "must multiply to the 4 available devices, got data 3 x heads 1 x seq",
-        ),
-        (
-            {"devices__heads": 3},
-            "multiply to the 4 available devices, got data any x heads 3",
-        ),
+        ({"devices__heads": 3}, "heads 3 x sequence 1 must divide the 4 available"),
         ({"devices__heads": 4}, "must divide the 2 heads of layer 0, got 4"),
         (
             {"devices__heads": 2, "model__num_key_value_heads": 1},
