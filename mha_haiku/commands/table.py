@@ -61,18 +61,15 @@ def commands() -> dict[str, Command]:
 def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
     """Returns the folder to write to: `out`, or by default `name` in a run's folder.
 
-    Before the work: ConfigError on all processes if it cannot be written, or `out`
-    holds files that no command has written.
+    Before the work: ConfigError if it cannot be written, or `out` holds files that no
+    command has written.
     """
     default = pathlib.Path(workdir, name)
     folder = checks.as_path(out or default)
 
-    def check() -> None:
-        if folder.resolve() != default.resolve():  # which is the run's
-            outputs.check("--out", folder)
-        files.check_writable("workdir" if out is None else "--out", folder)
-
-    cluster.first_does(check)
+    if folder.resolve() != default.resolve():  # which is the run's
+        outputs.check("--out", folder)
+    files.check_writable("workdir" if out is None else "--out", folder)
     return folder
 
 

@@ -84,10 +84,10 @@ def import_model(
       path: UTF-8 file, or folder of files, with the text of the examples; default:
         Python's documentation.
     """
-    with progress.during(f"importing {source}"):
-        made = imported_runs.write(
-            source, workdir, sequence_length=sequence_length, path=path
-        )
+    progress.say(f"importing {source}")
+    made = imported_runs.write(
+        source, workdir, sequence_length=sequence_length, path=path
+    )
     most = imported_runs.most_positions(made.config)
     print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
     print(f"Run: {workdir}")

@@ -42,9 +42,6 @@ class Checkpoint(NamedTuple):
     held_out_loss: float | None
     window: Mapping[str, float]  # sums of a report that was not due yet; {} if none
 
-    def __str__(self) -> str:
-        return f"The checkpoint of step {self.step} in {self.folder.parent}"
-
     def arrays(self, fields: Sequence[str] = (".",)) -> dict[str, np.ndarray]:
         """Reads the arrays by name; by default of all fields of the tree."""
         import safetensors
@@ -154,7 +151,7 @@ def save(
     _prune(root, step)
 
 
-def restored(arrays: Arrays, abstract: Any, where: str) -> Any:
+def restored(arrays: Arrays, abstract: Any) -> Any:
     """Makes a tree from arrays by name.
 
     `abstract` has the shapes and dtypes of the tree, as from `jax.eval_shape`.
@@ -166,15 +163,15 @@ def restored(arrays: Arrays, abstract: Any, where: str) -> Any:
     unknown = [name for name in arrays if name not in requested]
     if differ := checks.lacks_and_has(missing, unknown, 3):
         raise ConfigError(
-            f"{where} does not hold the parameters of this config's model:\n{differ}."
+            f"The checkpoint does not hold this config's model:\n{differ}."
         )
     for name, leaf in requested.items():
         for what in ("shape", "dtype"):
             before, after = getattr(arrays[name], what), getattr(leaf, what)
             if before != after:
                 raise ConfigError(
-                    f"{where} has the {what} {before} at {name}; this config's model "
-                    f"has {after}."
+                    f"The checkpoint has the {what} {before} at {name}; this config's "
+                    f"model has {after}."
                 )
     ordered = [arrays[name] for name in requested]
     return jax.tree.unflatten(jax.tree.structure(abstract), ordered)

@@ -269,7 +269,17 @@ def check_devices(
                 model.attention.implementation,
                 attention.IN_A_RING,
             )
-    _check_heads(model, heads)
+    counts = [(x, "hidden units") for x in models.hidden_sizes(model)]
+    for layer in models.heads_of_layers(model):
+        counts.append((len(layer.names), f"heads of {layer.label}"))
+        if layer.names and layer.groups is None:
+            count = layer.num_key_value_heads
+            counts.append((count, f"key/value heads of {layer.label}"))
+    for count, what in counts:
+        if count % heads:
+            raise ConfigError(
+                f"config.devices.heads must divide the {count} {what}, got {heads}."
+            )
     if training.batch_size % data:
         raise ConfigError(
             f"config.training.batch_size must be a multiple of the {data} devices that "
@@ -279,30 +289,11 @@ def check_devices(
 
 def check_sequence(shared: DevicesConfig, length: int) -> None:
     """Raises ConfigError if the devices cannot share T = `length` positions."""
-    parts = shared.sequence
-    if length % parts:
-        why = "be at most" if length < parts else "divide"
+    if length % shared.sequence:
         raise ConfigError(
-            f"config.devices.sequence must {why} the {length} positions of an example, "
-            f"got {parts}."
+            f"config.devices.sequence must divide the {length} positions of an "
+            f"example, got {shared.sequence}."
         )
-
-
-def _check_heads(model: ModelConfig, parts: int) -> None:
-    counts = []
-    for layer in models.heads_of_layers(model):
-        counts.append((len(layer.names), "heads", layer.label))
-        if layer.names and layer.groups is None:
-            count = layer.num_key_value_heads
-            counts.append((count, "key/value heads", layer.label))
-    for i, size in enumerate(models.hidden_sizes(model)):
-        counts.append((size, "hidden units", f"layer {i}"))
-    for count, what, layer in counts:
-        if count % parts:
-            raise ConfigError(
-                f"config.devices.heads must divide the {count} {what} of {layer}, got "
-                f"{parts}."
-            )
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:

@@ -167,9 +167,13 @@ def not_left_empty(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_writable(name: str, path: str | os.PathLike) -> None:
-    """Raises the errors of `make_folder`, and leaves a missing folder missing."""
-    with not_left_empty(path):
-        make_folder(name, path)
+    """Raises the errors of `make_folder` on all processes, and leaves no folder."""
+
+    def check() -> None:
+        with not_left_empty(path):
+            make_folder(name, path)
+
+    cluster.first_does(check)
 
 
 def beside(workdir: str | os.PathLike, suffix: str) -> Path:

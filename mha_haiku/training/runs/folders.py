@@ -93,7 +93,7 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
     with files.not_left_empty(root):
         files.make_folder("workdir", root)
         if not os.path.lexists(folder.config):
-            names = sorted(os.listdir(root))
+            names = [x for x in os.listdir(root) if not checks.is_partial(x)]
             if names == [log.name] and not log.is_symlink() and not log.stat().st_size:
                 names = []  # what a killed start leaves
             if names:
@@ -147,7 +147,6 @@ def load_run(
         return {
             "config": config.to_json(),
             "kept": read_kept(folder),
-            "name": str(stored),
             "arrays": stored.arrays([f".{x}" for x in stepping.Parameters._fields]),
         }
 
@@ -159,7 +158,7 @@ def load_run(
     model = make_model(config.model, task)
     abstract = abstract_state(config, task, model)
     abstract = stepping.Parameters(abstract.step, abstract.params)
-    state = checkpoints.restored(content["arrays"], abstract, content["name"])
+    state = checkpoints.restored(content["arrays"], abstract)
     return Run(config, task, model, state.params, int(state.step))
 
 

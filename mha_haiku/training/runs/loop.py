@@ -51,18 +51,6 @@ class Observer:
 
     `look`, or the callback instead, is called every `every` steps (0: never), before
     the first step and after the last.
-
-    Raises:
-      ValueError: If `every` is not an integer of at least 0.
-
-    Example:
-      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> steps = []
-      >>> observer = mh.runs.Observer(2, lambda step, params: steps.append(step))
-      >>> summary = mh.runs.train(config, "runs/tiny", observers=[observer])
-      reverse starts: ...
-      >>> steps
-      [0, 2, 4]
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
@@ -122,10 +110,12 @@ def train(
 
     Example:
       >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> summary = mh.runs.train(config, "runs/tiny")
+      >>> steps = []
+      >>> observer = mh.runs.Observer(2, lambda step, params: steps.append(step))
+      >>> summary = mh.runs.train(config, "runs/tiny", observers=[observer])
       reverse starts: ...
-      >>> summary.steps, mh.runs.load_run("runs/tiny").step
-      (4, 4)
+      >>> summary.steps, steps
+      (4, [0, 2, 4])
     """
     started = time.perf_counter()
     devices = list(devices or jax.devices())
@@ -145,14 +135,9 @@ def train(
             return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
         task = _make_task(config, content, kept, override_config)
-        with progress.during(f"{task.name}: compiling"):
-            trainer = trainers.Trainer(
-                config,
-                task,
-                placement,
-                arrays=content["arrays"],
-                window=content["window"],
-            )
+        progress.say(f"{task.name}: compiling")
+        state = {name: content[name] for name in ("arrays", "window")}
+        trainer = trainers.Trainer(config, task, placement, **state)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
         observers = [observer for observer in observers if observer.every]
@@ -295,15 +280,7 @@ class _Record:
             files.LineWriter(folder.metrics, last_step=trainer.step)
         )
         self._began = time.perf_counter() - report.get("seconds", 0.0)
-        self._console = stack.enter_context(
-            metrics_log.Console(
-                start=trainer.step,
-                steps=config.training.steps,
-                baseline=task.baseline,
-                baseline_name=task.baseline_name,
-            )
-        )
-        self.start_clock = self._console.start_clock
+        self._start, self._clock = trainer.step, time.perf_counter()
         self.tell(
             f"{config.task.name} "
             f"{f'resumes at step {trainer.step}' if trainer.step else 'starts'}: "
@@ -315,15 +292,24 @@ class _Record:
             observer.begin(folder, config, task, trainer.step)
             stack.callback(observer.end)
 
-    def reach(self) -> None:
-        self._console.reach(self._trainer.step)
+    def start_clock(self) -> None:
+        """Lets the time left not count what was compiled before."""
+        self._clock = time.perf_counter()
 
     def report(self, metrics: dict[str, float]) -> None:
         step, rate = self._trainer.step, self._trainer.learning_rate()
-        seconds = round(time.perf_counter() - self._began, 3)
-        more = {"learning_rate": rate, "seconds": seconds}
+        now, steps = time.perf_counter(), self._trainer.config.training.steps
+        more = {"learning_rate": rate, "seconds": round(now - self._began, 3)}
         self._log.append({"step": step, **metrics, **more})
-        self._console.report(step, metrics)
+        share = (step - self._start) / (steps - self._start)
+        task = self._trainer.task
+        for line in metrics_log.lines_of(
+            metrics,
+            times=progress.times(now - self._clock, share),
+            baseline=task.baseline,
+            baseline_name=task.baseline_name,
+        ):
+            self.tell(f"step {step:>{len(str(steps))}}/{steps}  {line}")
 
     def look(self, observers: Sequence[Observer], params: Any) -> None:
         for observer in observers:
@@ -382,7 +368,6 @@ def _take_steps(
         if stops:
             break
         trainer.take_steps(_next_stop(trainer, observers, most))
-        record.reach()
         check_finite()
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)

@@ -118,11 +118,10 @@ class Trainer:
                 f"parameters and the optimizer's state take {size / 2**30:.3g} GiB."
             )
         if arrays is not None:
-            where = "The newest checkpoint"
             has_state = any(name.startswith(".optimizer_state") for name in arrays)
             kind = stepping.TrainState if has_state else stepping.Parameters
             like = kind(*abstract[: len(kind._fields)])
-            state = checkpoints.restored(arrays, like, where)
+            state = checkpoints.restored(arrays, like)
             if not has_state:  # of an imported or a pruned model
                 begun = stepping.state_of(state.params, transformation)
                 state = jax.tree.map(np.asarray, begun)._replace(step=state.step)

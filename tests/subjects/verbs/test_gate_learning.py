@@ -249,16 +249,16 @@ def test_the_same_call_resumes_a_part_that_did_not_end(
 ):
     subject, (wanted, _) = Subject.of_folder(trained()), learned
     with monkeypatch.context() as patch, pytest.raises(error):
-        reach = loop._Record.reach
+        begin = loop._Record.__init__
 
-        def fail(self):
-            reach(self)
-            if self._folder.root.name == part:
+        def fail(self, stack, folder, *arguments):
+            begin(self, stack, folder, *arguments)
+            if folder.root.name == part:
                 if error is SaveError:
                     raise error
                 os.kill(os.getpid(), signal.SIGINT)
 
-        patch.setattr(loop._Record, "reach", fail)
+        patch.setattr(loop._Record, "__init__", fail)
         gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
     found = gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)

@@ -31,7 +31,7 @@ def state(workdir, config, at=None):
         config, task, folders.make_model(config.model, task)
     )
     stored = checkpoints.read(pathlib.Path(workdir) / "checkpoints", at)
-    return checkpoints.restored(stored.arrays(), abstract, str(stored))
+    return checkpoints.restored(stored.arrays(), abstract)
 
 
 def reports(workdir):

@@ -38,7 +38,7 @@ def root(tmp_path):
 
 def _restored(root, step=None):
     stored = checkpoints.read(root, step)
-    return checkpoints.restored(stored.arrays(), _tree(0), str(stored))
+    return checkpoints.restored(stored.arrays(), _tree(0))
 
 
 def _assert_same(found, tree):
@@ -194,7 +194,7 @@ def _other(**changes):
 def test_arrays_of_another_model_are_refused_by_name(root, tree, message):
     stored = checkpoints.read(root)
     with pytest.raises(ConfigError, match=message):
-        checkpoints.restored(stored.arrays(), tree, str(stored))
+        checkpoints.restored(stored.arrays(), tree)
 
 
 def test_a_missing_step_names_those_there_are(root, tmp_path):

@@ -1,7 +1,4 @@
-"""The output of a run during training."""
-
-import io
-import sys
+"""The reports of a run, and the lines that show them."""
 
 from mha_haiku.training.runs import files, metrics_log
 
@@ -9,45 +6,20 @@ REPORT = {"loss": 1.5, "accuracy": 0.25, "examples_per_second": 12345.6}
 EVALUATION = REPORT | {"held_out_loss": 1.25, "held_out_accuracy": 0.43}
 
 
-def _console(start=0):
-    return metrics_log.Console(
-        start=start,
-        steps=200,
-        baseline={"accuracy": 0.17, "loss": 2.0},
-        baseline_name="unigram",
-    )
+def _lines(metrics):
+    baseline = {"accuracy": 0.17, "loss": 2.0}
+    shown = {"baseline": baseline, "baseline_name": "unigram"}
+    return list(metrics_log.lines_of(metrics, times="00:01 left", **shown))
 
 
-def test_report_and_evaluation_are_plain_lines_in_a_pipe(capsys):
-    with _console() as console:
-        console.report(10, REPORT)
-        console.report(20, EVALUATION)
-    out, err = capsys.readouterr()
-    assert err == ""
-    shown = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 00:00 elapsed, 00:00 left"
-    assert out.splitlines() == [
-        f"step  10/200  {shown}",
-        f"step  20/200  {shown}",
-        "step  20/200  held-out accuracy 0.4300 (unigram 0.1700), "
-        "loss 1.2500 (unigram 2.0000), 12,346 examples/s",
+def test_a_report_is_a_line_and_an_evaluation_another():
+    training = "loss 1.5000, accuracy 0.250, 12,346 examples/s, 00:01 left"
+    assert _lines(REPORT) == [training]
+    assert _lines(EVALUATION) == [
+        training,
+        "held-out accuracy 0.4300 (unigram 0.1700), loss 1.2500 (unigram 2.0000)",
     ]
-
-
-class _Terminal(io.StringIO):
-    def isatty(self):
-        return True
-
-
-def test_bar_is_on_stderr_of_a_terminal_only(monkeypatch, capsys):
-    terminal = _Terminal()
-    monkeypatch.setattr(sys, "stderr", terminal)
-    monkeypatch.setenv("COLUMNS", "120")  # some versions of tqdm cut lines to it
-    with _console(start=10) as console:
-        console.reach(15)
-        console.report(20, EVALUATION)
-    shown = terminal.getvalue()
-    assert "20/200" in shown and "loss 1.5000, accuracy 0.250, 12,346 examples" in shown
-    assert "held-out accuracy 0.4300" in capsys.readouterr().out
+    assert _lines({}) == []  # of a run that resumes at its last step
 
 
 def test_events_of_0_2_are_no_reports(tmp_path):
