@@ -84,7 +84,6 @@ def read(attention_map):
     return everything | {"top": top, "sees": attention_map.sees}
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("program", "around"),
     everyday.some(
