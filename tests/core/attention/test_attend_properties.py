@@ -169,10 +169,9 @@ PER_POSITION = {
     ),
 )
 def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implementation):
-    query, key, value = arrays((B,), S, S, H, G, K, V)
+    """In float64, as a dense product of other rows may add up in another order."""
+    inputs = arrays((B,), S, S, H, G, K, V)
     mask, bias = PER_POSITION[name]
-    if bias is not None:
-        bias = jax.tree.map(lambda x: jnp.asarray(x, jnp.float32), bias)
 
     def run(query, bias, first_query):
         def attended(query, bias):
@@ -199,19 +198,22 @@ def test_last_queries_alone_give_what_they_give_among_all(arrays, name, implemen
         )
         return outputs[1], gradients[0][:, -2:], gradients[1]
 
-    whole = jax.jit(lambda *inputs: run(*inputs, 0))(query, bias)
-    last = jax.jit(lambda *inputs: run(*inputs, S - 2))(query[:, -2:], bias)
-    traced = jax.jit(run)(query[:, -2:], bias, S - 2)
-    # A dense product of other rows may add up in another order.
-    for found in (last, traced):
-        for tolerance, *pair in zip((5e-7, 1e-6, 1e-6), found, whole, strict=False):
-            jax.tree.map(functools.partial(_assert_within, tolerance), *pair)
+    with jax.enable_x64(True):
+        query, key, value, bias = jax.tree.map(
+            lambda x: jnp.asarray(x, jnp.float64), (*inputs, bias)
+        )
+        whole = jax.jit(lambda *inputs: run(*inputs, 0))(query, bias)
+        last = jax.jit(lambda *inputs: run(*inputs, S - 2))(query[:, -2:], bias)
+        traced = jax.jit(run)(query[:, -2:], bias, S - 2)
+    for results in (last, traced):
+        jax.tree.map(_assert_same, results, whole)
 
 
-def _assert_within(tolerance, found, expected):
-    """Asserts that arrays differ by less than a share of the largest number."""
-    atol = tolerance * np.abs(expected).max()
-    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+def _assert_same(result, expected):
+    """Asserts float64 arrays that are equal but for the order of additions."""
+    assert result.dtype == expected.dtype == np.float64
+    atol = 1e-12 * np.abs(expected).max()
+    np.testing.assert_allclose(result, expected, rtol=0, atol=atol)
 
 
 @pytest.mark.parametrize("first_query", [-1, 1.5, [1, 2]])
