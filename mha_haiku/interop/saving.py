@@ -32,7 +32,6 @@ _CONFIG, _WEIGHTS, _TOKENIZER = "config.json", "model.safetensors", "tokenizer.j
 _FREE = (
     "dropout_rate",
     "precision",
-    "rematerialize",
     "scan_layers",
     "attention.implementation",
     "attention.kept_heads",

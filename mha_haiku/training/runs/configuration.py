@@ -22,8 +22,11 @@ from mha_haiku.training.optimizers import OptimizerConfig
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 _PARTS = fields.integer(1, 2**20)
-# Fields of mha_haiku 0.2, with the values that mean the same as no such field.
+# Fields of earlier versions, with the values that mean the same as no such field.
 _GONE = {
+    "config.model.attention.differential": (False,),
+    "config.model.attention.temperature": (1.0,),
+    "config.model.rematerialize": (False, True),  # at the same numbers
     "config.training.seeds": (1,),
     "config.training.samples": range(2**10 + 1),
     "config.model.embedding.image": (None,),
@@ -400,7 +403,7 @@ def of_json(
 
 
 def _of_today(values: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out the fields that config.json of mha_haiku 0.2 has in addition."""
+    """Leaves out the fields that config.json of earlier versions has in addition."""
     values = copy.deepcopy(values)
     for name, neutral in _GONE.items():
         *path, last = name.split(".")[1:]

@@ -22,13 +22,11 @@ _FREE = tuple(
         "family",
         "dropout_rate",
         "precision",
-        "rematerialize",
         "scan_layers",
         "embedding.max_length",
         "embedding.rotary_period",
         "embedding.frequencies",
         "attention.window",
-        "attention.temperature",
         "attention.implementation",
         "output.",
     )

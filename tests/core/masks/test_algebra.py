@@ -108,10 +108,9 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
 @pytest.mark.parametrize(
     "mask",
     [
-        masks.dilated(1000) & masks.causal(),
+        masks.where(lambda t, s: (t - s) % 1000 == 0) & masks.causal(),
         masks.padding(np.asarray([3, 0])) & masks.causal(),
-        ~masks.global_tokens(range(5, 3000)),
-        masks.padding(np.asarray([3, 2]), np.asarray([1500, 2500])) & masks.dilated(2),
+        masks.padding(np.asarray([3, 2]), np.asarray([1500, 2500])),
     ],
 )
 def test_sweeps_over_many_queries_leave_none_out(mask):
@@ -136,7 +135,7 @@ def test_sweep_finds_the_one_query_of_the_last_block_that_sees():
     [
         masks.full(),
         masks.causal(),
-        masks.dilated(2),
+        masks.where(lambda t, s: t == s),
         masks.padding(np.asarray([0, 0])),
         ~masks.padding(np.asarray([0, 0])),
     ],

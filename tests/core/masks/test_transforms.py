@@ -15,7 +15,7 @@ L = 4  # as many as there are virtual devices
 
 def composed(lengths, ids, array):
     """Returns a mask with static parts, lengths, segment ids and an array."""
-    lazy = masks.window(None, 1) | masks.global_tokens([2]) | ~masks.dilated(2)
+    lazy = masks.window(None, 1) | ~masks.where(lambda t, s: t == 2 * s)
     held = masks.padding(lengths) & masks.segments(ids, ids) & masks.dense(array)
     return (lazy & held) | masks.padding(lengths) & masks.dense(array)
 
@@ -74,6 +74,6 @@ def test_mask_passes_through_scan(arrays, expected):
 
 
 def test_mask_of_positions_alone_has_no_leaves():
-    mask = ~(masks.window(None, 2) | masks.dilated(3)) & masks.global_tokens([1])
+    mask = ~(masks.window(None, 2) | masks.causal()) & masks.window(1, 1)
     assert not jax.tree.leaves(mask)
     assert jax.tree.structure(mask) == jax.tree.structure(jax.tree.map(abs, mask))

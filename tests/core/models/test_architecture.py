@@ -31,7 +31,7 @@ _REFUSALS = [
         "attention.implementation must be one of auto, .*; got 'blockwize'. Did you "
         "mean 'blockwise'?",
     ),
-    ({"attention__score": "added"}, "attention.score must .* Did you mean 'additive'?"),
+    ({"attention__score": "sigmoids"}, "attention.score must .* you mean 'sigmoid'?"),
     ({"attention__scale": 0.0}, "attention.scale must be a finite number above 0"),
     ({"attention__soft_cap": math.inf}, "attention.soft_cap must be a finite number"),
     ({"attention__window": -1}, "attention.window must be an integer from 0 to .*-1"),
@@ -175,19 +175,15 @@ _REFUSALS = [
         "output.hidden must be None with logits = False: .* got 'tanh'",
     ),
     (
-        {"attention__score": "additive", "attention__soft_cap": 2.0},
+        {"attention__score": "sigmoid", "attention__soft_cap": 2.0},
         "attention.soft_cap is only for score = dot_product, and must be .* got 2.0",
-    ),
-    (
-        {"attention__score": "linear", "attention__temperature": 2.0},
-        "attention.temperature is only for score = dot_product or additive or cosine",
     ),
     ({"attention__offset": -1.0}, "attention.offset is only for score = sigmoid, and"),
     ({"attention__sinks": "learnt"}, "attention.sinks must be None, 'learned' or a nu"),
     ({"attention__gate": "heads"}, "attention.gate must .* Did you mean 'head'?"),
     (
         {"attention__normalizer": "none"},
-        "attention.normalizer = 'none' needs score = sigmoid or linear",
+        "attention.normalizer = 'none' needs score = sigmoid",
     ),
     (
         {

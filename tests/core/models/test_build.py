@@ -297,7 +297,7 @@ def test_ids_without_a_row_are_refused_where_they_are_known():
 
 def test_scanned_layers_take_models_of_one_part():
     for fields in ({"attention__num_heads": 0}, {"feed_forward__hidden_size": 0}):
-        fields |= {"num_layers": 2, "scan_layers": True, "rematerialize": True}
+        fields |= {"num_layers": 2, "scan_layers": True}
         model, inputs = _build(**fields), _inputs("encoder")
         params = jax.eval_shape(model.init, jax.random.key(0), inputs)
         run = functools.partial(model.apply, is_training=False)
@@ -337,11 +337,8 @@ def test_what_does_not_fit_the_inputs_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "rematerialize"),
-    everyday.some(itertools.product(FAMILIES, [True, False]), 1),
-)
-def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, rematerialize):
+@pytest.mark.parametrize("family", everyday.some(FAMILIES, 1))
+def test_scanned_layers_are_looped_ones_with_stacked_parameters(family):
     fields = {"family": family, "positions": "t5", "num_layers": 3}
     inputs, lengths = _inputs(family), np.array([3, 4])
     gates = np.random.default_rng(2).standard_normal((3, H)).astype(np.float32)
@@ -360,7 +357,7 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
         return jax.jit(jax.grad(loss, has_aux=True))
 
     wanted_gradient, wanted = run(looped)(params)
-    scanned = _build(**fields, scan_layers=True, rematerialize=rematerialize)
+    scanned = _build(**fields, scan_layers=True)
     gradient, found = run(scanned)(models.stacked(params))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found, wanted)

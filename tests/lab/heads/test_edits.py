@@ -177,11 +177,10 @@ _WITH_EVERY_SITE = [
     {
         "attention__qk_norm": True,
         "attention__qk_norm_over": "layer",
-        "attention__gate": "channel",
+        "attention__gate": "head",
         "output__soft_cap": 3.0,
         "output__norm": True,
     },
-    {"attention__differential": True, "num_heads": 4},
     {"attention__qk_norm": True, "attention__gate": "head"},
     {"family": "encoder_decoder", "decoder__num_layers": 1, "qk_norm": True},
 ]

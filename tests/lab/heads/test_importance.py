@@ -326,7 +326,7 @@ def test_no_batches_of_a_mean_are_refused(subject):
 @pytest.mark.slow
 def test_what_a_map_gives_is_what_its_heads_pass_on():
     """Gates and sinks are in it."""
-    of = config(attention__sinks="learned", attention__gate="channel", num_layers=1)
+    of = config(attention__sinks="learned", attention__gate="head", num_layers=1)
     model, params, batch = build(of), random_params(of), example()
     run = functools.partial(model.apply, is_training=False)
     output, found = sites.look(run, ["*/heads"])(params, None, batch.inputs)

@@ -39,8 +39,7 @@ OTHERS = [
         "attention__qk_norm_over": "layer",
     },
     {"feed_forward__parallel": True, "attention__gate": "head"},
-    {"attention__score": "cosine", "norm__kind": "none"},
-    {"attention__smear_keys": True, "attention__temperature": 1.5},
+    {"attention__smear_keys": True, "norm__kind": "none"},
     {"embedding__norm": True, "embedding__scale": 3.0, "embedding__segments": 2},
     {"attention__residual": False},
 ]
@@ -54,10 +53,6 @@ def subject(**fields):
     model = tiny_models.build(of)
     given = tiny_models.inputs_of(of)
     params = tiny_models.random_parameters(model, given)
-    if of.attention.score == "cosine":
-        for name in params:
-            if "cosine_scale" in params[name]:
-                params[name]["cosine_scale"] += 3
     return of, model, params, tasks.Example(given["inputs"][:1], None, None)
 
 
@@ -189,16 +184,11 @@ def oracle(fields):
 def terms_of(config, params, values, qkv, layer, head, t, s):
     """Returns the terms `[M, M]` of a cell, and what is added for its positions."""
     query, key = qkv[layer][0][:, t, head], qkv[layer][1][:, s, head]
-    own = config.attention
     scale = 1 / np.sqrt(K)
-    if own.score == "cosine":
-        sizes = np.linalg.norm(query.sum(0)) * np.linalg.norm(key.sum(0))
-        name = f"encoder/layer_{layer}/attention"
-        scale = np.float64(params[name]["cosine_scale"])[head] / sizes
     position = 0.0
     if config.embedding.positions == "alibi":
         position = -(t - s) * 2.0 ** (-8 * (head + 1) / H)
-    return query @ key.T * scale / own.temperature, position
+    return query @ key.T * scale, position
 
 
 def placed(found, part, h, r):
@@ -606,6 +596,7 @@ def test_refusals_name_what_is_wanted(given, message):
 
 @pytest.mark.slow
 def test_scores_that_are_no_products_are_refused():
-    _, model, params, example = subject(attention__score="additive")
+    query = jnp.ones((1, 3, 2, 4))
+    _, whole = mh.attend(query, query, query, score=lambda q, k: q @ k.T)
     with pytest.raises(ValueError, match="scaled product of queries and keys"):
-        why.pairs(model, params, example, 0, 0, 1, 0)
+        components.scales(whole)
