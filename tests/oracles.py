@@ -2,8 +2,7 @@
 
 Each oracle is written in another way than the package: pair by pair, or from whole
 matrices. First attention itself, then what is asked of attention maps, then the parts
-of a layer, and last the four published implementations that the project grew from,
-each in its own manner and notation of shapes.
+of a layer and whole models.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
 query/key size, V value size per head and D model width. Parameters are as in one of
@@ -555,25 +554,3 @@ def recorded(*args, changes=None, **given):
     unknown = set(changes) - set(values)
     assert not unknown, f"no values {sorted(unknown)}"
     return logits, values
-
-
-def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):
-    """(a) Attention with a 0/1 mask `(B, 1, S)` that returns its weights.
-
-    Returns:
-      The output `(B, T, d_model)` and the weights `(B, h, T, S)`.
-    """
-    batch_size, depth = query.shape[0], d_model // num_heads
-
-    def split(x):
-        return x.reshape(batch_size, -1, num_heads, depth).transpose(0, 2, 1, 3)
-
-    query = split(linear(parameters["query"], query))
-    key = split(linear(parameters["key"], key))
-    value = split(linear(parameters["value"], value))
-    scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(depth)
-    scores = np.where(mask[:, None] == 0, -1e9, scores)
-    weights = softmax(scores)
-    attended = (weights @ value).transpose(0, 2, 1, 3)
-    attended = attended.reshape(batch_size, -1, d_model)
-    return linear(parameters["linear"], attended), weights

@@ -31,6 +31,11 @@ _GONE = {
     "config.training.samples": range(2**10 + 1),
     "config.model.embedding.image": (None,),
 }
+# Values that earlier versions had in addition.
+_GONE_VALUES = {
+    "config.model.attention.gate": ("channel",),
+    "config.model.attention.score": ("additive", "cosine", "linear"),
+}
 
 
 class TrainingConfig(Section, path="config.training"):
@@ -405,15 +410,18 @@ def of_json(
 def _of_today(values: dict[str, Any]) -> dict[str, Any]:
     """Leaves out the fields that config.json of earlier versions has in addition."""
     values = copy.deepcopy(values)
-    for name, neutral in _GONE.items():
+    for name in (*_GONE, *_GONE_VALUES):
         *path, last = name.split(".")[1:]
         section: Any = values
         for part in path:
             section = section.get(part) if isinstance(section, dict) else None
         if not isinstance(section, dict) or last not in section:
             continue
-        value = section.pop(last)
-        if value not in neutral:
+        value = section[last]
+        is_gone = value in _GONE_VALUES.get(name, ())
+        if name in _GONE:
+            is_gone = section.pop(last) not in _GONE[name]
+        if is_gone:
             config = f"configs/{values['task']['name']}.py"
             raise ConfigError(
                 f"{name} is {value!r}, which this version of mha_haiku lacks.\n"

@@ -20,26 +20,6 @@ B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
 LENGTHS = np.asarray([4, 2])
 
 
-@jax.jit
-def attended(query, key, value, mask=None):
-    """Returns values, logsumexp and weights, compiled as a whole."""
-    values, found = attend(query, key, value, mask=mask)
-    return values, found.logsumexp, found.weights()
-
-
-def test_order_of_the_keys_does_not_matter(arrays):
-    query, key, value = arrays((B,), T, S, H, G, K, V)
-    mask = np.random.default_rng(0).random([B, H, T, S]) < 0.6
-    order = np.asarray([3, 0, 4, 1, 2])
-    values, logsumexp, weights = attended(query, key, value, mask)
-    moved_values, moved_logsumexp, moved_weights = attended(
-        query, key[:, order], value[:, order], mask[..., order]
-    )
-    np.testing.assert_allclose(moved_values, values, atol=5e-7)
-    np.testing.assert_allclose(moved_logsumexp, logsumexp, rtol=1e-6)
-    np.testing.assert_allclose(moved_weights, weights[..., order], 1e-6, 1e-7)
-
-
 def test_gradient_reaches_just_the_keys_that_a_query_may_attend_to(arrays):
     query, key, value = arrays((), T, S, H, H, K, V)
     mask = np.random.default_rng(0).random([H, T, S]) < 0.5
@@ -123,24 +103,6 @@ def test_what_later_queries_alone_see_is_not_felt_bit_for_bit(arrays):
             later_value = value.at[:, cut:].set(filling)
             found = results(implementation, query, later_key, later_value)
             jax.tree.map(np.testing.assert_array_equal, found, expected)
-
-
-@pytest.mark.parametrize("more", [1, 11])
-def test_amount_of_padding_is_not_felt(more, arrays):
-    query, key, value = arrays((B,), T, S, H, G, K, V)
-    mask = masks.padding(LENGTHS)
-    values, _, weights = attended(query, key, value, mask)
-    filling = (
-        np.full([B, more, G, K], 9, np.float32),
-        np.ones([B, more, G, V], np.float32),
-    )
-    padded = [
-        np.concatenate(pair, 1) for pair in zip((key, value), filling, strict=True)
-    ]
-    padded_values, _, padded_weights = attended(query, *padded, mask)
-    np.testing.assert_allclose(padded_values, values, rtol=0, atol=5e-7)
-    np.testing.assert_allclose(padded_weights[..., :S], weights, rtol=0, atol=5e-7)
-    assert not padded_weights[..., S:].any()
 
 
 RNG = np.random.default_rng(0)

@@ -149,16 +149,6 @@ def test_without_queries_no_key_is_seen_and_without_keys_no_query_sees(mask, siz
     np.testing.assert_array_equal(blind, ~array.any(-1))
 
 
-def test_heads_that_may_differ_keep_their_axis():
-    array = np.random.default_rng(0).random([2, 3, 4, 5]) < 0.5
-    both = masks.dense(array) & masks.padding(np.asarray([4, 2]))
-    expected = array & (np.arange(5) < np.asarray([4, 2])[:, None])[:, None, None]
-    np.testing.assert_array_equal(both.array(4, 5), expected)
-    unseen, blind = oracles.unseen_and_masked(both, 4, 5)
-    np.testing.assert_array_equal(unseen, ~expected.any(-2))
-    np.testing.assert_array_equal(blind, ~expected.any(-1))
-
-
 def test_range_of_known_keys_stays_known_where_rows_are_traced():
     mask = masks.window(1, 0) & masks.padding(np.asarray([4, 2]))
     start, stop = jax.jit(lambda t: mask.key_range((t, t + 2), (0, 9)))(3)

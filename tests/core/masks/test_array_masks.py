@@ -94,22 +94,6 @@ def test_traced_lengths_are_not_known_and_pass(name):
     traced(jnp.asarray([3, S + 1]))
 
 
-@pytest.mark.parametrize(
-    ("mask", "axes"),
-    [
-        (masks.padding(np.asarray([1, 2, 3])), r"\[B...\]"),
-        (masks.padding(2), r"\[B...\]"),
-        (masks.padding(np.ones([B, T], int)), r"\[B...\]"),
-        (masks.padding(np.ones([B], int), np.ones([3], int)), r"\[B...\]"),
-    ],
-)
-def test_lengths_of_another_shape_are_refused_with_both_shapes(mask, axes):
-    with pytest.raises(ValueError, match=f"lengths must be {axes}") as error:
-        mask.check((B,), H, T, S)
-    assert f"({B}," in str(error.value)
-    assert "got shape (" in str(error.value)
-
-
 def test_segments_of_queries_are_those_of_keys_where_none_are_given():
     ids = np.asarray([[0, 0, 1, 1], [0, 1, 1, 2]])
     expected = [[[q == k for k in row] for q in row] for row in ids]
@@ -203,9 +187,3 @@ def test_segments_of_another_shape_are_refused_with_both_shapes():
         masks.segments(other_ids).check((B,), H, T, S)
     with pytest.raises(ValueError, match=r"key_ids .*\(2, 5\).*got shape \(2, 4\)"):
         masks.segments(ids).check((B,), H, T, S)
-
-
-def test_dense_mask_made_of_a_traced_array():
-    array = np.tri(T, S, dtype=np.int32)
-    traced = jax.jit(lambda a: masks.dense(a).array(T, S))
-    np.testing.assert_array_equal(traced(array), array == 1)
