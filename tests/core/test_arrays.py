@@ -1,7 +1,6 @@
 """Files of arrays: what they hold comes back, and other files are refused."""
 
 import io
-import zipfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -9,8 +8,6 @@ import pytest
 
 from mha_haiku.core import arrays
 from mha_haiku.core.checks import ConfigError
-
-_OBJECTS = b"\x93NUMPY\x01\x00v\x00{'descr': '|O', 'fortran_order': False, 'shape': ()}"
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -29,24 +26,17 @@ def test_arrays_of_an_archive_come_back(save, tmp_path):
             assert found[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"no archive", "pickled"),
-        ({"a.npy": b"no header"}, "magic string is not correct"),
-        ({"a.npy": _OBJECTS}, "Object arrays cannot be loaded"),
-    ],
-)
-def test_what_is_no_archive_of_plain_arrays_is_refused(content, message, tmp_path):
+def test_what_is_no_archive_of_plain_arrays_is_refused(tmp_path):
     path = tmp_path / "x.npz"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    else:
-        with zipfile.ZipFile(path, "w") as archive:
-            for name, member in content.items():
-                archive.writestr(name, member)
-    with pytest.raises(ConfigError, match=f"x.npz is not a readable .npz.*{message}"):
-        arrays.read_npz(path)
+    for write, message in (
+        (lambda: path.write_bytes(b"no archive"), "pickled"),
+        (lambda: np.savez(path, a=np.array([None], object)), "Object arrays cannot be"),
+        (lambda: path.write_bytes(path.read_bytes()[:-9]), "not a zip file"),
+    ):
+        write()
+        words = f"x.npz is not a readable .npz archive of plain arrays: .*{message}"
+        with pytest.raises(ConfigError, match=words):
+            arrays.read_npz(path)
 
 
 def test_arrays_of_a_file_come_back_and_others_may_read_it(tmp_path):
