@@ -113,7 +113,11 @@ def read_npz(
         file = checks.regular_file(file)
     try:
         with np.load(file, allow_pickle=False) as archive:
-            return {key: archive[key] for key in archive.files}
+            found = {key: archive[key] for key in archive.files}
+        for key, array in found.items():
+            if not isinstance(array, np.ndarray):  # the bytes of another file
+                raise ValueError(f"{key} is not an array.")
+        return found
     except FileNotFoundError:
         raise checks.ConfigError(f"{name} does not exist.") from None
     except OSError as error:

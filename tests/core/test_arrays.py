@@ -1,6 +1,7 @@
 """Files of arrays: what they hold comes back, and other files are refused."""
 
 import io
+import zipfile
 
 import jax.numpy as jnp
 import numpy as np
@@ -32,6 +33,7 @@ def test_what_is_no_archive_of_plain_arrays_is_refused(tmp_path):
         (lambda: path.write_bytes(b"no archive"), "pickled"),
         (lambda: np.savez(path, a=np.array([None], object)), "Object arrays cannot be"),
         (lambda: path.write_bytes(path.read_bytes()[:-9]), "not a zip file"),
+        (lambda: zipfile.ZipFile(path, "w").writestr("a", "no array"), "a is not an"),
     ):
         write()
         words = f"x.npz is not a readable .npz archive of plain arrays: .*{message}"

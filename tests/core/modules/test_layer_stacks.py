@@ -99,7 +99,7 @@ def test_what_is_compiled_grows_with_layers_of_a_loop_and_not_of_a_scan():
 
 def test_a_scan_refuses_parameters_of_other_shapes(normal):
     model = _encoder(modules.scanned, lambda i: _layer(i, num_heads=(7, 7, 3)[i]))
-    message = r"'attention/query/w' of float32\[28, 28\] in .*\[28, 12\] in layer 2"
+    message = r"'attention/key/b' of float32\[28\] in layer 0 .*\[12\] in layer 2"
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(model.init, jax.random.key(0), normal(B, T, D))
 
