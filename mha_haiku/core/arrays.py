@@ -109,9 +109,10 @@ def read_npz(
       name: The file's name in messages. Defaults to its path.
     """
     name = name or str(file)
-    if isinstance(file, str | os.PathLike):
-        file = checks.regular_file(file)
     try:
+        if isinstance(file, str | os.PathLike):
+            with checks.regular_file(file).open("rb") as opened:
+                return read_npz(opened, name)
         with np.load(file, allow_pickle=False) as archive:
             found = {key: archive[key] for key in archive.files}
         for key, array in found.items():
@@ -124,6 +125,8 @@ def read_npz(
         raise checks.ConfigError(
             f"{name} cannot be read: {error.strerror or error}."
         ) from None
+    except checks.ConfigError:
+        raise
     # zipfile, zlib and NumPy raise errors of many kinds for a file that is damaged.
     except Exception as error:
         why = " ".join(str(error).split()) or type(error).__name__

@@ -129,6 +129,8 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
         for i in range(STEPS):
             np.testing.assert_allclose(logits[i, b], wanted[b, n + i], atol=tolerance)
             for layer, whole in enumerate(weights):
+                if not whole.shape[1]:
+                    continue
                 row = rows[layer][i, b, :, 0]
                 np.testing.assert_allclose(row, whole[b, :, n + i], atol=tolerance)
     np.testing.assert_array_equal(cache.positions, LENGTHS + STEPS)
