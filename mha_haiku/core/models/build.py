@@ -359,17 +359,17 @@ def _decoding(
         lengths = jnp.asarray(lengths)
         check_source(has_source, source, source_lengths)
         num_layers = parts.num_decoder_layers(config) or config.num_layers
-        caches: list = [attention.Prompt(lengths, max_length)] * num_layers
+        begin: list = [attention.Prompt(lengths, max_length)] * num_layers
         if has_source:
             of_source = attention.Prompt(lengths, max_length, is_source=True)
-            caches = [(of_target, of_source) for of_target in caches]
+            begin = [(of_target, of_source) for of_target in begin]
             source = policy.cast_to_compute(jnp.asarray(source))
         logits, _, caches = advance(
             prepare(params),
             prompts,
             source,
             source_lengths,
-            caches=caches,
+            caches=begin,
             last=lengths - 1,
         )
         return logits, DecodingCache(caches, lengths, source_lengths, max_length)
