@@ -408,9 +408,7 @@ def _class_of(found: sources.Source, kind: str) -> Any:
     ]
     choices = {x for entry in tables for x in np.atleast_1d(entry).tolist()}
     title = "config.json's architectures"
-    return getattr(
-        transformers, checks.choice(title, name, sorted(choices), checks.meant)
-    )
+    return getattr(transformers, checks.choice(title, name, sorted(choices)))
 
 
 def _check_whole(

@@ -33,16 +33,12 @@ _SIZES = dict(
     max_position_embeddings=14,
 )
 _BERT = dict(_SIZES, type_vocab_size=5)
-_DISTILBERT = dict(
-    _WORDS, dim=24, n_layers=2, n_heads=4, hidden_dim=20, max_position_embeddings=14
-)
 _GPT2 = dict(_WORDS, n_embd=24, n_layer=2, n_head=4, n_inner=20, n_positions=14)
 _QWEN2 = _SIZES | dict(
     num_attention_heads=6, num_key_value_heads=3, intermediate_size=22
 )
 _LLAMA = dict(_QWEN2, head_dim=8)
 _WINDOWS = dict(_LLAMA, sliding_window=WINDOW)
-_GEMMA = dict(_WINDOWS, query_pre_attn_scalar=5)
 _NEOX = _SIZES | dict(hidden_size=32)
 _CLASSES = dict(num_labels=7)
 LLAMA_3_ROTARY = dict(
@@ -73,16 +69,6 @@ CASES = {
     "bert_tokens": Case("BertForTokenClassification", _BERT | _CLASSES),
     "bert_sentences": Case("BertModel", _BERT),
     "bert_pretraining": Case("BertForPreTraining", _BERT),
-    "roberta": Case("RobertaForMaskedLM", _BERT),
-    "roberta_classes": Case("RobertaForSequenceClassification", _BERT | _CLASSES),
-    "roberta_tokens": Case("RobertaForTokenClassification", _BERT | _CLASSES),
-    "distilbert": Case("DistilBertForMaskedLM", _DISTILBERT),
-    "distilbert_tokens": Case(
-        "DistilBertForTokenClassification", _DISTILBERT | _CLASSES
-    ),
-    "distilbert_classes": Case(
-        "DistilBertForSequenceClassification", _DISTILBERT | _CLASSES
-    ),
     "bert_untied": Case("BertForMaskedLM", dict(_BERT, tie_word_embeddings=False)),
     "gpt2": Case("GPT2LMHeadModel", _GPT2),
     "gpt2_scaled": Case(
@@ -104,20 +90,8 @@ CASES = {
     ),
     "mistral": Case("MistralForCausalLM", _WINDOWS),
     "qwen2": Case("Qwen2ForCausalLM", _QWEN2),
-    "qwen2_windows": Case(
-        "Qwen2ForCausalLM",
-        dict(
-            _QWEN2, use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1
-        ),
-    ),
     "qwen3": Case("Qwen3ForCausalLM", _LLAMA),
-    "olmo2": Case("Olmo2ForCausalLM", dict(_QWEN2, pad_token_id=None)),
     "gemma": Case("GemmaForCausalLM", _LLAMA),
-    "gemma2": Case("Gemma2ForCausalLM", _GEMMA),
-    "gemma3": Case(
-        "Gemma3ForCausalLM",
-        dict(_GEMMA, layer_types=["sliding_attention", "full_attention"]),
-    ),
     "gpt_neox": Case("GPTNeoXForCausalLM", _NEOX),
     "gpt_neox_in_turn": Case(
         "GPTNeoXForCausalLM", dict(_turning(0.5), use_parallel_residual=False)

@@ -438,7 +438,7 @@ def test_what_is_no_number_of_examples_is_refused(llama, foreign, name, count):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("case", "least"), [("bert_classes", False), ("distilbert_tokens", True)]
+    ("case", "least"), [("bert_classes", False), ("bert_tokens", True)]
 )
 def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
     """There is no task, as the meaning of the classes is unknown."""

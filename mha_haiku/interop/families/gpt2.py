@@ -41,8 +41,7 @@ GPT2 = name_tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        name_tables.Setting("num_tokens", "vocab_size", 50257),
-        *rules.sizes(12, 768, 12, names=("n_layer", "n_embd", "n_head")),
+        *rules.sizes("vocab_size", "n_layer", "n_embd", "n_head"),
         name_tables.Setting("embedding.max_length", "n_positions", 1024),
         name_tables.Rule(
             lambda theirs: {
@@ -83,10 +82,4 @@ GPT2 = name_tables.Family(
     ),
     supported=rules.SUPPORTED_CAUSAL,
     buffers=(".attn.bias", ".attn.masked_bias"),
-    aliases={
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
-    },
 )

@@ -51,8 +51,7 @@ GPT_NEOX = name_tables.Family(
         "norm.position": "pre",
     },
     settings=(
-        name_tables.Setting("num_tokens", "vocab_size", 50432),
-        *rules.sizes(44, 6144, 64, 24576),
+        *rules.SIZES,
         rules.activation("hidden_act", "gelu"),
         name_tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
         name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),

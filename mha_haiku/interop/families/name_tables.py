@@ -11,7 +11,6 @@ which every key is present, of the right type and in range.
 Linear maps of torch are `[out, in]`, ours are `[in, out]`.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -136,18 +135,13 @@ class Setting(NamedTuple):
     default: Any = None
     # Other names of values: theirs to ours.
     names: Mapping[Any, Any] | None = None
-    # Checks its values; by default as our field does.
-    check: fields.Check | None = None
 
     @property
     def keys(self) -> dict[str, fields.Field]:
         if self.names is not None:
-            check = functools.partial(
-                checks.choice, choices=self.names, suggest=checks.meant
-            )
-            return {self.theirs: key(self.default, check, str)}
+            return {self.theirs: key(self.default, fields.OneOf(self.names), str)}
         ours = _OURS[self.ours]
-        return {self.theirs: key(self.default, self.check or ours.check, ours.kind)}
+        return {self.theirs: key(self.default, ours.check, ours.kind)}
 
     def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
         value = theirs[self.theirs]
@@ -168,8 +162,6 @@ class OutputHead(NamedTuple):
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
     fields: Mapping[str, Any]  # what it sets in `config.model`
     rows: tuple[Row, ...] = ()  # its arrays, by their whole names
-    # A name that a file has if it has this head, and none of the heads before it.
-    has: str | None = None
     # Prefixes of arrays that the class stores and this head does not read.
     unused: tuple[str, ...] = ()
     # Names under which files may repeat an array: theirs to theirs.
@@ -187,15 +179,13 @@ class Family(NamedTuple):
     settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
     rows: tuple[Row, ...]  # arrays outside of the layers
     layer_rows: tuple[Row, ...]  # arrays of a layer
-    heads: tuple[OutputHead, ...]  # what may read the last layer, the first that fits
+    heads: tuple[OutputHead, ...]  # what may read the last layer
     # Values of fields of `config.json` that change numbers and have to be as here,
     # where they are there at all.
     supported: Mapping[str, tuple[Any, ...]] = {}
     buffers: tuple[str, ...] = ()  # ends of names of arrays that hold no parameters
     # Ends and parts of names that older files have, and what they are now.
     renamed: Mapping[str, str] = {}
-    # Other names of keys of `config.json`, which count before the ones that we read.
-    aliases: Mapping[str, str] = {}
 
 
 def keys_of(family: Family, head: OutputHead) -> dict[str, fields.Field]:
@@ -224,12 +214,8 @@ def checked(
                 "supported: it would change numbers; "
                 f"{' or '.join(map(repr, accepted))} is."
             )
-    other_names = {
-        ours: name for name, ours in family.aliases.items() if name in theirs
-    }
     result = dict(theirs)
     for name, declared in keys_of(family, head).items():
-        said = other_names.get(name, name)
-        value = theirs.get(said, declared.default)
-        result[name] = declared.checked(f"config.json's {said}", value)
+        value = theirs.get(name, declared.default)
+        result[name] = declared.checked(f"config.json's {name}", value)
     return result
