@@ -19,7 +19,6 @@ from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value shown in a message
 _LONGEST_PATH = 1000
-_PARTIAL = ".partial"  # the end of names of files that are being written
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
 # A word, or text in quotes.
 _LONG = re.compile(
@@ -127,7 +126,7 @@ def write_file(
     """
     path = as_path(path)
     # With the process's id, so that two processes writing the same file do not mix.
-    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}{_PARTIAL}")
+    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -143,11 +142,6 @@ def write_file(
         with contextlib.suppress(OSError):
             partial.unlink(missing_ok=True)
     return path
-
-
-def is_partial(name: str) -> bool:
-    """Checks whether a file is one that `write_file` had no time to rename."""
-    return name.startswith(".") and name.endswith(_PARTIAL)
 
 
 def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:

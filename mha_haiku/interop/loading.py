@@ -244,13 +244,8 @@ def rows_of(
     names: Collection[str],
 ) -> Iterator[name_tables.Row]:
     """Yields the rows of a model with parameters of these names, with whole names."""
-    rows = [row.below("", family.prefix) for row in family.rows]
-    rows += head.rows
-    for i in range(config.num_layers):
-        theirs = (family.prefix + family.layer).format(i)
-        rows += [x.below(f"encoder/layer_{i}/", theirs, i) for x in family.layer_rows]
     wanted = set(names)
-    for each in rows:
+    for each in name_tables.all_rows(family, head, config.num_layers):
         if wanted.issuperset(each.ours):
             wanted -= set(each.ours)
             yield each

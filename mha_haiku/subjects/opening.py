@@ -221,17 +221,7 @@ def wrap(
             params,
             is_leaf=lambda x: x is None,
         )
-        try:
-            return function(whole, inputs, **given)
-        except (TypeError, ValueError, IndexError) as error:
-            # Numbers [B, T] may be sound, or features [T, D] by mistake.
-            if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
-                raise
-            raise ValueError(
-                f"inputs must be [B, T, D] if they are features, got {inputs.dtype} of "
-                f"shape {inputs.shape}, with which {model.description} fails: {error}\n"
-                "Features of one example are given as inputs[None]."
-            ) from error
+        return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
     subject = Subject(

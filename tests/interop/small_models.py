@@ -130,24 +130,10 @@ def assert_close(found: np.ndarray, wanted: np.ndarray) -> None:
     np.testing.assert_allclose(found, wanted, rtol=0, atol=1e-5 * np.abs(wanted).max())
 
 
-def write(
-    folder: pathlib.Path, case: str, *, key_value_heads: int | None = None
-) -> pathlib.Path:
-    """Writes the files of a case as `transformers` would, and returns their folder.
-
-    Args:
-      folder: Where to.
-      case: One of `CASES`.
-      key_value_heads: Their number, where the case groups heads; None: as stored.
-    """
+def write(folder: pathlib.Path, case: str) -> pathlib.Path:
+    """Writes the files of a case as `transformers` would, and returns their folder."""
     stored = layouts()[case]
     config, shapes = stored["config"], stored["arrays"]
-    stored_heads = config.get("num_key_value_heads")
-    if key_value_heads and stored_heads:
-        config["num_key_value_heads"] = key_value_heads
-        for name, shape in shapes.items():
-            if ".k_proj." in name or ".v_proj." in name:
-                shape[0] = shape[0] * key_value_heads // stored_heads
     (folder / "config.json").write_text(json.dumps(config))
     arrays.write_safetensors(
         folder / "model.safetensors",

@@ -180,22 +180,15 @@ def test_minilm_is_that_of_torch():
     tokens = np.array([row + [0] * (lengths.max() - len(row)) for row in rows])
     valid = np.arange(lengths.max()) < lengths[:, None]
     model = transformers.AutoModel.from_pretrained(folder, attn_implementation="eager")
+    mask = torch.tensor(valid.astype(int))
     with torch.no_grad():
-        wanted = model.eval()(
-            torch.tensor(tokens),
-            attention_mask=torch.tensor(valid.astype(int)),
-            output_attentions=True,
-        )
+        wanted = model.eval()(torch.tensor(tokens), attention_mask=mask)
     found = imported.model.apply(
         imported.params, None, tokens, lengths=lengths, is_training=False
     )
     small_models.assert_close(
         np.asarray(found.output)[valid], wanted.last_hidden_state.numpy()[valid]
     )
-    for ours, torchs in zip(found.maps, wanted.attentions, strict=True):
-        rows_of = np.asarray(ours.weights()).transpose(0, 2, 1, 3)[valid]
-        theirs_of = torchs.numpy().transpose(0, 2, 1, 3)[valid]
-        small_models.assert_close(rows_of, theirs_of)
 
 
 def test_smollm2_is_that_of_transformers_from_the_same_file():

