@@ -1,8 +1,7 @@
 """GGUF files, read by the package gguf, under the names of the hub.
 
 llama.cpp stores rotary pairs next to each other for the architecture "llama", and a
-byte-pair tokenizer as lists; everything else differs in its names, and in the defaults
-of missing fields.
+byte-pair tokenizer as lists; everything else differs in names and in default values.
 """
 
 import functools
@@ -46,8 +45,7 @@ _NEUTRAL = {
     "rope.scaling.type": ("none", "linear"),
 }
 # Fields that llama.cpp does not read for these architectures, and rows of the table.
-_UNREAD = "rope.scaling.finetuned rope.scaling.original_context_length".split()
-_UNREAD += ["tensor_data_layout", "use_parallel_residual", "vocab_size"]
+_UNREAD = "rope.scaling.finetuned rope.scaling.original_context_length vocab_size"
 _CONTROL, _USER_DEFINED = 3, 4  # kinds of tokens
 # How a text is cut before pairs are merged, by the names of llama.cpp: by one pattern
 # after the other; the text between their matches is a piece too.
@@ -86,9 +84,8 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # of gguf, of the disk
         reason = getattr(error, "strerror", None) or error
-        raise checks.ConfigError(
-            f"{path} is damaged, truncated or cannot be read: {reason}."
-        ) from None
+        message = f"{path} is damaged, truncated or cannot be read: {reason}."
+        raise checks.ConfigError(message) from None
     stored = {}
     for x in reader.tensors:
         read_array = functools.partial(gguf.quants.dequantize, x.data, x.tensor_type)
@@ -107,9 +104,7 @@ def translated(
     kind = fields.get("general.architecture")
     kind = checks.choice(f"{path}: the architecture", kind, ("llama", "qwen2", "qwen3"))
     family, head, prefix = FAMILIES[kind], FAMILIES[kind].heads[0], f"{kind}."
-    said = {
-        x.removeprefix(prefix): y for x, y in fields.items() if x.startswith(prefix)
-    }
+    said = {x.removeprefix(prefix): fields[x] for x in fields if x.startswith(prefix)}
     said.setdefault("rope.freq_base", 1e4)
     # They take the values that config.json has for them.
     keys = name_tables.keys_of(family, head)
@@ -119,7 +114,7 @@ def translated(
     }
     neutral = _NEUTRAL | dict.fromkeys(_SIZES, (rules.head_size(config),))
     for name, value in said.items():
-        if name not in _UNREAD and value not in neutral.get(name, ()):
+        if name not in _UNREAD.split() and value not in neutral.get(name, ()):
             raise ValueError(
                 f"{path}: {prefix}{name} = {checks.shown(value)} is not supported: it "
                 "may change numbers."
@@ -159,10 +154,7 @@ def _halves(array: arrays.Stored, num_heads: int) -> np.ndarray:
 def tokenizer(
     path: Path, fields: Mapping[str, Any], rows: int | None = None
 ) -> tokenization.Pretrained | None:
-    """Reads the tokenizer of a model with `rows` rows; None if it is not supported.
-
-    Where fields are missing, it does what llama.cpp does.
-    """
+    """Reads the tokenizer for `rows` rows as llama.cpp does; None if it cannot."""
     said = {name.removeprefix("tokenizer.ggml."): x for name, x in fields.items()}
     kind, split = said.get("model"), str(said.get("pre"))
     if kind != "gpt2" or split not in _SPLITS:

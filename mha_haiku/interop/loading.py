@@ -85,7 +85,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
     found = source if isinstance(source, sources.Source) else sources.find(source)
-    family, theirs = None, {}
+    family = None
     if found.config.get("model_type") == OWN:
         config, sizes = _read_own(found.config)
         stored, head = dict(found.arrays), name_tables.OutputHead(OWN, {})
@@ -93,7 +93,7 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         family = family_of(found.config)
         stored = named(family, found)
         head = head_of(family, found.config)
-        config, sizes, theirs = read_fields(family, head, found.config)
+        config, sizes = read_fields(family, head, found.config)
         config = config.replace(origin=json.dumps(found.config))
     # Before they are traced one by one.
     if config.num_layers > len(stored) and not config.scan_layers:
@@ -112,10 +112,9 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = name_tables.Place(config, theirs, each.layer)
-        _check_shapes(found, each, place, expected, stored)
+        _check_shapes(found, each, config, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
-        results = each.change.to_ours(whole, place)
+        results = each.change.to_ours(whole, config)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
@@ -211,16 +210,16 @@ def read_fields(
     family: name_tables.Family,
     head: name_tables.OutputHead,
     theirs: Mapping[str, Any],
-) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
-    """Reads a model's config and sizes from config.json; also returns it checked."""
+) -> tuple[models.ModelConfig, Sizes]:
+    """Reads a model's config and sizes from config.json."""
     theirs = name_tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
-    for setting in (*family.settings, *head.settings):
-        values |= setting.read(theirs)
+    for rule in (*family.rules, *head.rules):
+        values |= rule.read(theirs)
     sizes = Sizes(**{name: values.pop(name) for name in Sizes._fields})
     if sizes.num_classes is None:
         sizes = sizes._replace(num_classes=sizes.num_tokens or 1)
-    return _config(values), _checked(sizes), theirs
+    return _config(values), _checked(sizes)
 
 
 @checks.user_mistakes()
@@ -326,7 +325,7 @@ def _check_names(
 def _check_shapes(
     found: sources.Source,
     row: name_tables.Row,
-    place: name_tables.Place,
+    config: models.ModelConfig,
     expected: Mapping[str, Any],
     stored: Mapping[str, arrays.Stored],
 ) -> None:
@@ -337,7 +336,7 @@ def _check_shapes(
     # sizes are compared first.
     if sum(map(math.prod, ours)) == sum(map(math.prod, theirs)):
         zeros = [np.broadcast_to(np.float32(0), shape) for shape in ours]
-        if [x.shape for x in row.change.to_theirs(zeros, place)] == theirs:
+        if [x.shape for x in row.change.to_theirs(zeros, config)] == theirs:
             return
     raise checks.ConfigError(
         f"{found.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, which "

@@ -20,7 +20,6 @@ import numpy as np
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.core.modules import anatomy
 from mha_haiku.interop import loading
-from mha_haiku.interop.families import name_tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -126,7 +125,7 @@ def _as_loaded(
     Raises:
       ConfigError: If the model is no longer the one that its config.json describes.
     """
-    family, head, read, sizes, checked = _loaded(config)
+    family, head, read, sizes = _loaded(config)
     ours, wanted = _meaning(config), _meaning(read)
     differing = [
         f"{name} = {ours[name]!r} for {x!r}"
@@ -157,8 +156,7 @@ def _as_loaded(
     result: dict[str, np.ndarray] = {}
     wide: set[str] = set()
     for row in loading.rows_of(family, head, read, expected):
-        place = name_tables.Place(read, checked, row.layer)
-        whole = row.change.to_theirs([left[name] for name in row.ours], place)
+        whole = row.change.to_theirs([left[name] for name in row.ours], read)
         for name, x in zip(row.theirs, whole, strict=True):
             result[name.removeprefix(prefix)] = x
             if row.change.is_wide:

@@ -71,13 +71,6 @@ class TorchModule(NamedTuple):
         return self.function.__name__.partition(" ")[0]
 
 
-class Loaded(NamedTuple):
-    """A PyTorch module from elsewhere, and its tokenizer or None."""
-
-    module: Any
-    tokenizer: Any
-
-
 def is_module(value: Any) -> bool:
     """Checks whether a value is a PyTorch module; imports nothing."""
     torch = sys.modules.get("torch")
@@ -278,8 +271,8 @@ def _max_length(module: Any) -> int | None:
     return most if is_table else None
 
 
-def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
-    """Loads a model of transformers whose family has no table here, or None.
+def load(found: sources.Source, *, dtype: Any = None) -> tuple[Any, Any] | None:
+    """Loads a model of transformers whose family has no table here, and its tokenizer.
 
     No code of the source is run.
 
@@ -329,7 +322,7 @@ def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 found.folder, **options
             )
-    return Loaded(module, tokenizer)
+    return module, tokenizer
 
 
 def _plain(config: Any) -> Any:

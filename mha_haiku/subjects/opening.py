@@ -64,7 +64,8 @@ def load(
         name = found.title
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
-        return wrap(loaded.module, tokenizer=loaded.tokenizer, name=name)
+        module, tokenizer = loaded
+        return wrap(module, tokenizer=tokenizer, name=name)
     imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)

@@ -71,10 +71,6 @@ CASES = {
     "bert_pretraining": Case("BertForPreTraining", _BERT),
     "bert_untied": Case("BertForMaskedLM", dict(_BERT, tie_word_embeddings=False)),
     "gpt2": Case("GPT2LMHeadModel", _GPT2),
-    "gpt2_scaled": Case(
-        "GPT2LMHeadModel",
-        dict(_GPT2, scale_attn_by_inverse_layer_idx=True, scale_attn_weights=False),
-    ),
     "gpt2_bare": Case("GPT2Model", _GPT2),
     "llama_bare": Case("LlamaModel", _LLAMA),
     "llama": Case("LlamaForCausalLM", _LLAMA),

@@ -120,6 +120,7 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             (case, {"is_causal": False}, "is_causal = False is not supported")
             for case in ("llama", "gpt2", "gpt_neox")
         ),
+        ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not"),
         ("bert", {"is_decoder": True}, "is_decoder = True is not supported"),
         ("llama", {"per_layer_config": {"0": {}}}, "per_layer_config = .* not supp"),
         ("qwen2", {"use_sliding_window": True}, "use_sliding_window = True is not"),

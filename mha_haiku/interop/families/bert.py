@@ -22,9 +22,9 @@ _WORDS = name_tables.OutputHead(
         "cls.predictions.decoder.weight": "bert.embeddings.word_embeddings.weight",
         "cls.predictions.decoder.bias": "cls.predictions.bias",
     },
-    settings=(
-        name_tables.Setting("output.tied", "tie_word_embeddings", True),
-        name_tables.Setting("output.hidden", "hidden_act", "gelu", rules.HIDDEN),
+    rules=(
+        name_tables.setting("output.tied", "tie_word_embeddings", True),
+        name_tables.setting("output.hidden", "hidden_act", "gelu", rules.HIDDEN),
     ),
 )
 _TEXTS = name_tables.OutputHead(
@@ -35,14 +35,14 @@ _TEXTS = name_tables.OutputHead(
         *name_tables.linear("logits", "classifier"),
     ),
     unused=_UNREAD,
-    settings=(rules.LABELS,),
+    rules=(rules.LABELS,),
 )
 _POSITIONS = name_tables.OutputHead(
     "BertForTokenClassification",
     {"output.with_bias": True},
     name_tables.linear("logits", "classifier"),
     unused=_UNREAD,
-    settings=(rules.LABELS,),
+    rules=(rules.LABELS,),
 )
 
 BERT = name_tables.Family(
@@ -56,12 +56,12 @@ BERT = name_tables.Family(
         "norm.kind": "layer_norm",
         "norm.position": "post",
     },
-    settings=(
+    rules=(
         *rules.SIZES,
         rules.activation("hidden_act", "gelu"),
-        name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-12),
-        name_tables.Setting("embedding.segments", "type_vocab_size", 2),
-        name_tables.Setting("embedding.max_length", "max_position_embeddings", 512),
+        name_tables.setting("norm.epsilon", "layer_norm_eps", 1e-12),
+        name_tables.setting("embedding.segments", "type_vocab_size", 2),
+        name_tables.setting("embedding.max_length", "max_position_embeddings", 512),
     ),
     rows=(
         name_tables.row("embedding/embeddings", "embeddings.word_embeddings.weight"),

@@ -26,7 +26,7 @@ _FIELDS = {
 def _family(
     name: str,
     title: str,
-    *settings: name_tables.Setting | name_tables.Rule,
+    *own_rules: name_tables.Rule,
     fields: Mapping[str, Any] = _FIELDS,
     kv_heads: int | None = None,
     head_size: int | None = None,
@@ -40,16 +40,16 @@ def _family(
         prefix="model.",
         layer="layers.{}.",
         fields=fields,
-        settings=(
+        rules=(
+            rules.rotary(),  # before the size of a head, whose default counts
             *rules.SIZES,
-            name_tables.Setting(
+            name_tables.setting(
                 "attention.num_key_value_heads", "num_key_value_heads", kv_heads
             ),
-            name_tables.Setting("attention.key_size", "head_dim", head_size),
-            name_tables.Setting("norm.epsilon", "rms_norm_eps", 1e-6),
-            name_tables.Setting("embedding.max_length", "max_position_embeddings"),
-            rules.rotary(),
-            *settings,
+            name_tables.setting("attention.key_size", "head_dim", head_size),
+            name_tables.setting("norm.epsilon", "rms_norm_eps", 1e-6),
+            name_tables.setting("embedding.max_length", "max_position_embeddings"),
+            *own_rules,
         ),
         rows=(
             name_tables.row("embedding/embeddings", "embed_tokens.weight"),
@@ -114,7 +114,7 @@ ALL = (
         "llama",
         "Llama",
         rules.biases(False),
-        name_tables.Setting("feed_forward.with_bias", "mlp_bias", False),
+        name_tables.setting("feed_forward.with_bias", "mlp_bias", False),
         _GATE,
     ),
     _family("mistral", "Mistral", _WINDOW, _GATE, kv_heads=8),

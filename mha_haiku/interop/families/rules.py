@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku.core import checks, fields, positions
 from mha_haiku.interop.families import name_tables
-from mha_haiku.interop.families.name_tables import Rule, Setting
+from mha_haiku.interop.families.name_tables import Rule, setting
 
 Theirs = Mapping[str, Any]
 
@@ -87,10 +87,10 @@ LABELS = Rule(
 )
 
 
-def sizes(*names: str) -> tuple[Setting, ...]:
-    """Makes the settings of the vocabulary, L, D, H and F, without defaults."""
+def sizes(*names: str) -> tuple[Rule, ...]:
+    """Makes the rules of the vocabulary, L, D, H and F, without defaults."""
     ours = ("num_tokens", "num_layers", "model_size", "attention.num_heads")
-    return tuple(map(Setting, (*ours, "feed_forward.hidden_size"), names))
+    return tuple(map(setting, (*ours, "feed_forward.hidden_size"), names))
 
 
 SIZES = sizes(
@@ -104,9 +104,9 @@ SIZES = sizes(
 
 def activation(
     theirs: str, default: str, names: Mapping[str, str] = ACTIVATIONS
-) -> Setting:
-    """Makes the setting of the feed-forward parts' activation."""
-    return Setting("feed_forward.activation", theirs, default, names)
+) -> Rule:
+    """Makes the rule of the feed-forward parts' activation."""
+    return setting("feed_forward.activation", theirs, default, names)
 
 
 def next_token(
@@ -118,7 +118,7 @@ def next_token(
         {"output.with_bias": False},
         (name_tables.row("logits/w", logits, name_tables.transposed),),
         copies={logits: embeddings},
-        settings=(Setting("output.tied", "tie_word_embeddings", tied),),
+        rules=(setting("output.tied", "tie_word_embeddings", tied),),
     )
 
 
