@@ -60,6 +60,8 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     for name in names:
         (package / name).write_bytes((folder / name).read_bytes())
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(ValueError, match="dtype must be .* got int32"):
+        interop.load(folder, dtype="int32")
     _same(interop.load("package:some-model"), wanted)
     assert "some_model" not in sys.modules
     # In two files with an index.
@@ -92,11 +94,6 @@ def test_shards_lie_in_the_folder_of_their_index_or_below(tmp_path):
         index.write_text(json.dumps({"weight_map": {"a": file}}))
         with pytest.raises(checks.ConfigError, match="in its folder or below, got"):
             arrays.read_shards(index)
-
-
-def test_parameters_are_no_integers(folder):
-    with pytest.raises(ValueError, match="dtype must be .* got int32"):
-        interop.load(folder, dtype="int32")
 
 
 def test_older_names_and_buffers_are_known(folder):

@@ -429,12 +429,9 @@ def test_encoder_decoder_and_cross_attention_are_kinds(translating):
     assert found.key_tokens == (("a", "b", "c", "</s>"),)
     page = found.show()
     assert "cross block_1" in page._repr_html_()
-    importance = translating.importance("gradient")
-    assert [layer.name for layer in importance.layers] == [
+    assert [layer.name for layer in translating.roles().layers] == [
         f"{kind} {i}" for kind in ("encoder", "decoder", "cross") for i in range(2)
     ]
-    roles = translating.roles()
-    assert roles.layers == importance.layers
 
 
 @pytest.mark.parametrize(
@@ -535,22 +532,6 @@ def test_texts_are_read_by_the_tokenizer_of_transformers(tmp_path):
         close(subject.logits(given)[1, :2], wanted[1, :2])
 
 
-def test_refusals_of_folders(tmp_path, monkeypatch):
-    torch_families.make(CASES["t5"]).save_pretrained(tmp_path)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"mha_haiku\[torch\]"):
-        mh.load(tmp_path)
-    monkeypatch.undo()
-    config = tmp_path / "config.json"
-    text = config.read_text()
-    config.write_text(text.replace('"t5"', '"t55"'))
-    with pytest.raises(ConfigError, match="t55.*\n?.*Nor does transformers"):
-        mh.load(tmp_path)
-    config.write_text(text.replace('"d_ff": 20', '"d_ff": "x"'))
-    with pytest.raises(ConfigError, match="could not be read by transformers"):
-        mh.load(tmp_path)
-
-
 @pytest.fixture
 def gptj(tmp_path):
     """A function that changes the saved GPT-J: its arrays, its config.json."""
@@ -565,6 +546,16 @@ def gptj(tmp_path):
         return tmp_path
 
     return change
+
+
+def test_refusals_of_folders(gptj, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"\[torch\]"):
+        patch.setitem(sys.modules, "transformers", None)
+        mh.load(gptj())
+    with pytest.raises(ConfigError, match="could not be read by transformers"):
+        mh.load(gptj(n_layer="x"))
+    with pytest.raises(ConfigError, match="gptj5.*\n?.*Nor does transformers"):
+        mh.load(gptj(model_type="gptj5"))
 
 
 _QUERY = "transformer.h.0.attn.q_proj.weight"
