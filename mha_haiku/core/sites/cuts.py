@@ -249,9 +249,11 @@ def neutral(equation: Equation, dtype: Any) -> Any:
     return np.zeros((), dtype)
 
 
-def for_rows(equation: Equation, values: list, axis: int | None, first: Any, rows: int):
-    """Computes the outputs for a block of rows along an axis of theirs."""
-    params, name = equation.params, equation.name
+def for_rows(
+    equation: Equation, values: list, axis: int | None, positions: jax.Array
+) -> list:
+    """Computes the outputs for some rows, their positions along an axis of theirs."""
+    params, name, rows = equation.params, equation.name, len(positions)
     if axis is None:
         return outputs(equation, values)
     shape = list(equation.outputs[0].shape)
@@ -261,9 +263,10 @@ def for_rows(equation: Equation, values: list, axis: int | None, first: Any, row
     if name == "reshape":
         return [lax.reshape(values[0], shape)]
     if name == "iota":
-        x = lax.broadcasted_iota(params["dtype"], shape, params["dimension"])
-        is_along = params["dimension"] == axis
-        return [x + jax.numpy.asarray(first, x.dtype) if is_along else x]
+        if params["dimension"] == axis:
+            x = positions.astype(params["dtype"])
+            return [lax.broadcast_in_dim(x, shape, (axis,))]
+        return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
     if name == "slice":
         limits = list(params["limit_indices"])
         limits[axis] = rows

@@ -161,9 +161,9 @@ def graph(
 ) -> Graph:
     """Makes the graph of a level; `constants` are from `jaxprs.constants`.
 
-    With `barred`, inputs of `jax.checkpoint` are behind a barrier, apart from values of
-    so many numbers: XLA would merge what is computed again with what was computed at
-    first, and keep it.
+    With `barred` the level is to be compiled: sites are left out, and inputs of
+    `jax.checkpoint` are behind a barrier, apart from values of so many numbers. XLA
+    would merge what is computed again with what was computed at first, and keep it.
     """
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
@@ -207,7 +207,9 @@ def graph(
                 if name in jaxprs.REMAT and eqn.params["prevent_cse"]:
                     inputs = [behind_barrier(x, place, calls) for x in inputs]
                 spelled = inner[0], inputs
-            if spelled:
+            if name == "site" and barred is not None:
+                outputs = inputs
+            elif spelled:
                 called, arguments = spelled
                 within = {
                     x: Value(x.aval, number(x), constant=constant)

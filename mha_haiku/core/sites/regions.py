@@ -295,10 +295,12 @@ def axes_of(equation: Equation, plan: Component) -> list[int | None]:
     return result
 
 
-def _linked(equation: Equation, output: Value, axis: int) -> Iterator[int | None]:
+def _linked(
+    equation: Equation, output: Value, axis: int | None
+) -> Iterator[int | None]:
     for n in range(len(equation.inputs)):
-        linked = cuts.links(equation, n, output)
-        yield None if linked is None else linked[axis]
+        linked = None if axis is None else cuts.links(equation, n, output)
+        yield None if linked is None or axis is None else linked[axis]
 
 
 # --- Regions: a pass over the blocks of a component
@@ -309,8 +311,40 @@ class _Node(NamedTuple):
 
     number: int
     equation: Equation
-    axis: int | None  # None where blocks are summed
+    axis: int | None  # None where the rows are summed, or for all rows
     of_inputs: tuple[int | None, ...]
+
+
+class _Nodes:
+    """The equations that compute rows of values, and what they read of the others.
+
+    A value is computed if `is_inside(value, axis)`, given its axis of rows, or None.
+    """
+
+    def __init__(self, is_inside: Callable[[Value, int | None], bool]):
+        self.inputs: dict[tuple[Value, int | None], None] = {}
+        self._nodes: dict[tuple[Equation, int | None], _Node] = {}
+        self._is_inside = is_inside
+
+    def ordered(self) -> list[_Node]:
+        return sorted(self._nodes.values(), key=lambda node: node.number)
+
+    def enter(
+        self, equation: Equation, axis: int | None, of_inputs: list[int | None]
+    ) -> None:
+        todo = [(equation, axis, of_inputs)]
+        while todo:
+            equation, axis, of_inputs = todo.pop()
+            if (equation, axis) in self._nodes:
+                continue
+            node = _Node(equation.number, equation, axis, tuple(of_inputs))
+            self._nodes[equation, axis] = node
+            for value, place in zip(equation.inputs, of_inputs, strict=True):
+                maker = value.maker
+                if maker is not None and self._is_inside(value, place):
+                    todo.append((maker, place, list(_linked(maker, value, place))))
+                elif value.constant is None or place is not None:
+                    self.inputs[value, place] = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -321,12 +355,9 @@ class _Region:
     turn: int
     length: int
     outputs: dict[Value, int | None] = dataclasses.field(default_factory=dict)
-    inputs: dict[tuple[Value, int | None], None] = dataclasses.field(
-        default_factory=dict
-    )
-    nodes: dict[tuple[Equation, int | None], _Node] = dataclasses.field(
-        default_factory=dict
-    )
+
+    def __post_init__(self):
+        self.nodes = _Nodes(self._is_inside)
 
     def add(self, output: Value) -> list[Value]:
         """Adds an output, and returns the inputs that the region needs for it."""
@@ -336,34 +367,15 @@ class _Region:
             return []
         axis = out_axis(equation, output, self.plan)
         self.outputs[output] = axis
-        before = set(self.inputs)
-        self._enter(equation, axis, axes_of(equation, self.plan))
-        return [value for value, axis in self.inputs if (value, axis) not in before]
+        before = set(self.nodes.inputs)
+        self.nodes.enter(equation, axis, axes_of(equation, self.plan))
+        return [value for value, axis in self.nodes.inputs.keys() - before]
 
-    def _enter(
-        self, equation: Equation, axis: int | None, of_inputs: list[int | None]
-    ) -> None:
-        todo = [(equation, axis, of_inputs)]
-        while todo:
-            equation, axis, of_inputs = todo.pop()
-            if (equation, axis) in self.nodes:
-                continue
-            node = _Node(equation.number, equation, axis, tuple(of_inputs))
-            self.nodes[equation, axis] = node
-            for value, place in zip(equation.inputs, of_inputs, strict=True):
-                if value.constant is not None and place is None:
-                    continue
-                maker = value.maker
-                if place is not None and maker and self._is_inside(value, place):
-                    axes = list(_linked(maker, value, place))
-                    todo.append((maker, place, axes))
-                elif value.constant is None or place is not None:
-                    self.inputs[value, place] = None
-
-    def _is_inside(self, value: Value, axis: int) -> bool:
+    def _is_inside(self, value: Value, axis: int | None) -> bool:
         """Checks whether the block of a value is computed in the region."""
         plan, maker = self.plan, value.maker
-        assert maker is not None
+        if axis is None or maker is None:
+            return False
         if plan.rows.get(value) == axis and maker in plan.kinds:
             return True
         if plan.kept.get(value) == axis and plan.complete.get(value, 0) > self.turn:
@@ -479,7 +491,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
     widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
     rows = _rows(length, max(1, limit // 4 // widest))
     count = -(-length // rows)
-    nodes = sorted(region.nodes.values(), key=lambda node: node.number)
+    nodes = region.nodes.ordered()
     stacked = [x for x, axis in region.outputs.items() if axis is not None]
     sums = [x for x, axis in region.outputs.items() if axis is None]
 
@@ -487,11 +499,10 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
         # The last block begins earlier if rows do not divide the length; its first rows
         # were in the block before, and do not count in sums.
         first = jnp.minimum(number * rows, length - rows)
-        is_new = None
-        if count * rows != length:
-            is_new = first + jnp.arange(rows) >= number * rows
+        positions = first + jnp.arange(rows)
+        is_new = None if count * rows == length else positions >= number * rows
         here: dict[tuple[Value, int | None], Any] = {}
-        for value, axis in region.inputs:
+        for value, axis in region.nodes.inputs:
             whole = cuts.read(value, values)
             if axis is not None:
                 whole = lax.dynamic_slice_in_dim(jnp.asarray(whole), first, rows, axis)
@@ -505,7 +516,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
             if node.axis is None:
                 results = _of_block(node, inputs, is_new)
             else:
-                results = cuts.for_rows(equation, inputs, node.axis, first, rows)
+                results = cuts.for_rows(equation, inputs, node.axis, positions)
             here.update(
                 ((x, node.axis), y)
                 for x, y in zip(equation.outputs, results, strict=True)
@@ -583,6 +594,58 @@ def _of_block(node: _Node, inputs: list, is_new: Any) -> list:
         return cuts.outputs(equation, inputs)
     params = equation.params | {"preferred_element_type": jnp.dtype(jnp.float32)}
     return [equation.eqn.primitive.bind(*inputs, **params)]
+
+
+class Rows:
+    """How any rows of large values follow from smaller values of a level.
+
+    Weights of attention, for example, follow from queries, keys and the lengths of
+    texts, all of them variables of the level that are there before an equation.
+    """
+
+    def __init__(self, values: Sequence[tuple[Value, int]], index: int):
+        """Args: values, each with its axis of rows; the index of the equation."""
+        self._values, self._index = values, index
+        self._least = min(value.size for value, _ in values) // 2
+        self._nodes = _Nodes(self._is_inside)
+        for value, axis in values:
+            assert value.maker is not None
+            of_inputs = list(_linked(value.maker, value, axis))
+            self._nodes.enter(value.maker, axis, of_inputs)
+        self._order = self._nodes.ordered()
+        self._inputs = list(self._nodes.inputs)
+        are_there = (
+            x.constant is not None or self._is_there(x) for x, _ in self._inputs
+        )
+        firsts = (_is_cut(x.maker, x, axis) for x, axis in values if x.maker)
+        self.is_possible = all(are_there) and all(firsts)
+        self.variables = [x.variable for x, _ in self._inputs if x.constant is None]
+
+    def _is_there(self, value: Value) -> bool:
+        return value.variable is not None and value.index <= self._index
+
+    def _is_inside(self, value: Value, axis: int | None) -> bool:
+        maker = value.maker
+        is_small = value.size < self._least
+        if maker is None or (self._is_there(value) and (is_small or axis is None)):
+            return False
+        return axis is None or _is_cut(maker, value, axis)
+
+    def __call__(self, variables: Sequence, positions: jax.Array) -> list:
+        """Computes the rows at some positions, from the values of the variables."""
+        values, here = iter(variables), {}
+        for value, axis in self._inputs:
+            x = next(values) if value.constant is None else jnp.asarray(value.constant)
+            here[value, axis] = x if axis is None else jnp.take(x, positions, axis)
+        for node in self._order:
+            inputs = [
+                here[x, axis] if (x, axis) in here else x.constant
+                for x, axis in zip(node.equation.inputs, node.of_inputs, strict=True)
+            ]
+            results = cuts.for_rows(node.equation, inputs, node.axis, positions)
+            pairs = zip(node.equation.outputs, results, strict=True)
+            here.update(((x, node.axis), result) for x, result in pairs)
+        return [here[key] for key in self._values]
 
 
 # --- Values that are computed again where they are read
