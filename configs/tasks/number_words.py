@@ -342,6 +342,6 @@ def _letters(said: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def _num2words():
-    with base.needed("num2words", "task.name 'number_words'"):
-        import num2words
+    import num2words
+
     return num2words

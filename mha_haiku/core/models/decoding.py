@@ -29,9 +29,6 @@ class Sampled:
 
     `choose(logits, keys)` returns tokens `[B]` for logits `[B, C]` and PRNG keys `[B]`.
 
-    Raises:
-      ValueError: If a field is out of its range.
-
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
 

@@ -85,14 +85,10 @@ def stream(
         raise TypeError(f"prompt must be a text or a list of texts, got {got}.")
     if subject.model.config is None:
         strategy = _strategy("prompt", **options)
-        if tokens is not None:
-            checks.positive_integer("tokens", tokens)
         return iter([[_continued(subject, x, strategy, tokens, seed) for x in prompts]])
     subject = check_task(subject, "generate")
     kind, task = _kind(subject), subject.task
     strategy = _strategy(kind, **options)
-    if strategy.top_k is not None:
-        checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
     encode = task.prompt if kind == "prompt" else task.encode
     encoded = [np.asarray(encode(prompt), np.int32) for prompt in prompts]
     most = imported_runs.most_positions(subject.config)
@@ -158,10 +154,8 @@ def _kind(subject: RunSubject) -> str:
         return "source"
     if model.family == "causal" and task.continues and model.output.logits:
         return "prompt"
-    why = f"is of family {model.family!r}, which writes no text"
-    if model.family == "causal":
-        why = f"has the task {task.name!r}, whose targets are no next tokens"
-    refuse(subject, "generate", why)
+    what = f"{task.name!r} with a model of family {model.family!r}"
+    refuse(subject, "generate", f"has the task {what}, which writes no text")
 
 
 def _strategy(
@@ -207,13 +201,8 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
             "behavior past these is untrained."
         )
         return subject
-    return _windowed(subject, trained - 1)
-
-
-def _windowed(subject: RunSubject, reach: int) -> RunSubject:
-    """Limits the model of a subject to `reach` positions before the current one."""
     windows = [
-        reach if window is None else min(window, reach)
+        trained - 1 if window is None else min(window, trained - 1)
         for window in models.windows(subject.config.model)
     ]
     window = windows if len(set(windows)) > 1 else windows[0]

@@ -55,12 +55,7 @@ _NAMED = _TASKS | own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
-    """Lists the names of all tasks: the package's, then those in `configs/tasks/`.
-
-    Example:
-      >>> mh.tasks.names()[:4]
-      ('reverse', 'copy', 'sort', 'histogram')
-    """
+    """Lists the names of all tasks: the package's, then those in `configs/tasks/`."""
     return (*_TASKS, *task_files.OF_PROJECT)
 
 
@@ -69,11 +64,6 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
 
     The name is one of `names()`, or the file and class of your own task,
     "mine.py:MyTask"; ConfigError if there is no such task.
-
-    Example:
-      >>> options = mh.tasks.options("reverse")["task"]
-      >>> {name: field.default for name, field in options.items()}
-      {'sequence_length': 16, 'num_tokens': 10}
     """
     task = of_name(name)
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
@@ -130,10 +120,7 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     The path is a UTF-8 file or a folder of them; options are options of the task
     "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
-
-    Raises:
-      ConfigError: If the text cannot be read or is too short, there is no such option,
-        or a value is invalid.
+    ConfigError if the text cannot be read or is too short, or an option is invalid.
 
     Example:
       >>> import pathlib
@@ -181,14 +168,6 @@ def register(task: type[Task]) -> str:
 
     Raises:
       ConfigError: If it is not a frozen dataclass with everything that a task needs.
-
-    Example:
-      >>> import dataclasses
-      >>> @dataclasses.dataclass(frozen=True, kw_only=True)
-      ... class Backwards(mh.tasks.of_name("reverse")):
-      ...     sequence_length: int = 5
-      >>> mh.tasks.register(Backwards)
-      ':Backwards'
     """
     if _NAMED.get(getattr(task, "name", "")) is task:
         return task.name

@@ -5,13 +5,12 @@ sequence is mapped to another one, the source has `S` positions and the target `
 """
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -210,8 +209,8 @@ class Task(abc.ABC):
 
     def answer(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> str:
         """Returns the text of a model's answer, `[T]` classes up to an end token."""
-        is_text = lambda token: token not in self.end_tokens  # noqa: E731
-        written = itertools.takewhile(is_text, np.asarray(tokens).tolist())
+        classes = np.asarray(tokens).tolist()
+        written = itertools.takewhile(lambda x: x not in self.end_tokens, classes)
         pieces = b"".join(map(self.piece, written))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
@@ -242,18 +241,13 @@ class Task(abc.ABC):
             raise checks.ConfigError(
                 f"The task {self.name!r} takes features, not text or tokens."
             )
-        if not words:
-            raise checks.ConfigError(
-                f"text must be tokens separated by spaces for {self.name}, got "
-                f"{text!r}."
-            )
         tokens = {str(token): token for token in range(size)}
         tokens |= {self.token_label(token): token for token in range(size)}
-        for word in words:
+        for word in words or [text]:
             if word not in tokens:
                 raise checks.ConfigError(
-                    f"text must be token ids from 0 to {size - 1} or labels "
-                    f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
+                    f"text must be token ids from 0 to {size - 1} or labels of "
+                    f"{self.name}, separated by spaces, got {word!r}."
                 )
         return np.array([tokens[word] for word in words], np.int32)
 
@@ -390,17 +384,6 @@ def split(
     return tuple(
         jax.tree.map(lambda x, y=chosen: x[y], data) for chosen in (~held_out, held_out)
     )
-
-
-@contextlib.contextmanager
-def needed(package: str, by: str) -> Iterator[None]:
-    """Raises ConfigError if a package of `mha_haiku[data]` cannot be imported."""
-    try:
-        yield
-    except ImportError as error:
-        raise checks.ConfigError(
-            f"{by} needs {package}: pip install 'mha_haiku[data]'."
-        ) from error
 
 
 def described(value: Any) -> str:

@@ -47,7 +47,6 @@ class LabeledTexts(text_tasks.TextTask):
 
     name: ClassVar[str] = "labeled_texts"
     labels_whole: ClassVar[bool] = True
-    model_defaults = {"embedding.max_length": 64}
     baseline_name = "bag of words"
     path: str = fields.field(
         "",
@@ -155,10 +154,7 @@ def of_pairs(pairs: Sequence[tuple[str, str]], **options: Any) -> LabeledTexts:
 
 
 def read_table(path: str, second: str = "label") -> list[tuple[str, str]]:
-    """Reads the texts of a table, each with a `second` column, without spaces around.
-
-    See `rows_of`.
-    """
+    """Reads pairs of a text and a `second` column, without spaces around; `rows_of`."""
     pairs = []
     for i, row in enumerate(rows_of(path), start=1):
         values = [row.get(name) for name in ("text", second)]

@@ -150,6 +150,8 @@ def from_arrays(
 ) -> Arrays:
     """Makes the task to predict `targets` from `inputs`, for `mha_haiku.train`.
 
+    ValueError if an argument does not fit; the message has its shape.
+
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
       targets: `[N, T]` integers, a class per position; or `[N]`, a label per example;
@@ -160,9 +162,6 @@ def from_arrays(
       num_tokens: Size of the vocabulary. Defaults to the largest input plus 1.
       num_classes: Number of classes. Defaults to the largest target plus 1.
       held_out_fraction: Share of the examples to evaluate on.
-
-    Raises:
-      ValueError: If an argument does not fit; the message has its shape.
 
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
@@ -230,6 +229,8 @@ def from_examples(
 ) -> labeled_texts.LabeledTexts | TextPairs:
     """Makes the task to predict a label or a text from a text.
 
+    ValueError if an example is not such a pair; the message names it.
+
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
       labels: Whether the second element is a label. By default it is if it is an
@@ -237,9 +238,6 @@ def from_examples(
       tokenizer: Kind of tokens: "characters" or "bpe" (byte-pair encoding).
       vocabulary_size: Largest number of tokens.
       held_out_fraction: Share of the pairs to evaluate on.
-
-    Raises:
-      ValueError: If an example is not such a pair; the message names it.
 
     Example:
       >>> sums = [(f"{i}+{j}", str(i + j)) for i in range(10) for j in range(10)]

@@ -6,6 +6,7 @@ target.
 
 import abc
 import functools
+import json
 from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
@@ -152,8 +153,9 @@ class TextPairsTask(PairsTask):
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
         """The tokenizers of sources and of targets, as the run has stored them."""
-        source, target = tokenization.several(self._kept.tokenizer, 2)
-        return source, target
+        with tokenization.errors_named("tokenizer.json"):
+            source, target = json.loads(self._kept.tokenizer)["tokenizers"]
+        return tokenization.from_json(source), tokenization.from_json(target)
 
     def encode(self, text: str) -> np.ndarray:
         return self.fitting(tokenization.encoded(self._tokenizers[0], text))

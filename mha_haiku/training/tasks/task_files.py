@@ -1,14 +1,11 @@
 """Tasks of users: their files and classes, and checks that a class is a task.
 
-"mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
-path is relative to the working directory; of a run's file see `configuration.found`,
-and `configuration.of_json`, which executes no file that the caller does not trust.
+"mine.py:MyTask" names the class MyTask in the file mine.py, which is executed. Its path
+is relative to the working directory; see `configuration.of_json` for a run's file.
 
-"my_task" names the class MyTask in configs/tasks/my_task.py, next to the configs of the
-project. The folder is found from the package, never from the working directory, and a
-name without a path cannot leave it: a run can only name tasks that were installed with
-the package. Such a file is code like the package's code, so runs need no permission to
-execute it and store no sha256 of it.
+"my_task" names the class MyTask in configs/tasks/my_task.py. The folder is found from
+the package, and a name without a path cannot leave it: such a file is code like the
+package's code, so runs need no permission to execute it and store no sha256 of it.
 """
 
 import dataclasses
@@ -74,29 +71,31 @@ def register(task: type[Task]) -> str:
 
 def executes(name: str) -> bool:
     """Checks whether `load` would execute a file that this process has not executed."""
-    if (sha256 := digest(name)) is None:
-        return False
-    file, _, class_name = name.rpartition(":")
-    key = str(pathlib.Path(file).resolve()), class_name
-    return key not in _registered and (*key, sha256) not in _loaded
+    sha256 = digest(name)
+    key = _key(name)
+    return sha256 is not None and not (key in _registered or (*key, sha256) in _loaded)
 
 
 def load(name: str) -> type[Task]:
     """Loads the class of that name, which must be a task."""
-    file, _, class_name = name.rpartition(":")
-    source = _read(name) if file else b""
-    path = str(pathlib.Path(file).resolve()) if file else ""
-    if (path, class_name) in _registered:
-        return _registered[path, class_name]
-    if not file:
+    key = _key(name)
+    if key in _registered:
+        return _registered[key]
+    if name.startswith(":"):
         raise checks.ConfigError(
-            f"The task {class_name!r} was given in Python, and is not in a file.\n"
+            f"The task {name[1:]!r} was given in Python, and is not in a file.\n"
             "tasks.register(...) makes its class known."
         )
-    key = path, class_name, hashlib.sha256(source).hexdigest()
+    source = _read(name)
+    key = *key, hashlib.sha256(source).hexdigest()
     if key not in _loaded:
         _loaded[key] = _executed(name, source)
     return _loaded[key]
+
+
+def _key(name: str) -> tuple[str, str]:
+    file, _, class_name = name.rpartition(":")
+    return str(pathlib.Path(file).resolve()) if file else "", class_name
 
 
 @functools.cache

@@ -75,8 +75,6 @@ class TextTask(base.DataTask):
     @functools.cached_property
     def texts(self) -> tuple[Any, Any]:
         """The text to train on, and the held-out text."""
-        if self.held_out_fraction == 0:
-            raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
         # At least one character to train the tokenizer on; short texts are refused.
         cut = max(1, round(len(text) * (1 - self.held_out_fraction)))
@@ -253,7 +251,7 @@ class MaskedLanguageModel(TextTask):
     @property
     def mask_token(self) -> int:
         mask = self.encoder.mask
-        return self.num_classes if mask is None else mask[0]
+        return self.num_classes if mask is None else mask
 
     def token_label(self, token: int) -> str:
         return _MASK if token == self.mask_token else self.class_label(token)
@@ -270,8 +268,8 @@ class MaskedLanguageModel(TextTask):
         return base.Example(inputs, targets, weights)
 
     def _tokens(self, text: str) -> np.ndarray:
-        if self.encoder.mask is not None:  # the tokenizer knows it
-            return super()._tokens(text.replace(_MASK, self.encoder.mask[1]))
+        if (known := self.encoder.mask) is not None:
+            return super()._tokens(text.replace(_MASK, self.encoder.label(known)))
         mask = np.array([self.mask_token], np.int32)
         pieces = []
         for piece in map(super()._tokens, text.split(_MASK)):

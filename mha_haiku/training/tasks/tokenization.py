@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import base
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
@@ -32,7 +31,7 @@ class Tokenizer(abc.ABC):
     num_tokens: int
     before: tuple[int, ...] = ()  # special tokens before every text
     after: tuple[int, ...] = ()  # special tokens after it
-    mask: tuple[int, str] | None = None  # the token that hides another, and its text
+    mask: int | None = None  # the token that hides another
     end_tokens: tuple[int, ...] = ()  # those that end a text
 
     @abc.abstractmethod
@@ -150,9 +149,6 @@ class Pretrained(Tokenizer):
     def __post_init__(self):
         """Reads the contents, so that errors show now."""
         with errors_named("tokenizer.json"):
-            largest, count = max(self._ids.values()), len(self._ids)
-            if largest >= len(self.content):  # a token takes more than a character
-                raise ValueError(f"it has {count} tokens, and a token {largest}")
             _ = self._around
             usual = self._first_of(_ENDS)
         ends = tuple(x for x in self.end_tokens if 0 <= x < self.num_tokens)
@@ -186,9 +182,8 @@ class Pretrained(Tokenizer):
         return self._in_range(self._around[1])
 
     @functools.cached_property
-    def mask(self) -> tuple[int, str] | None:
-        token = self._first_of(_MASKS)
-        return None if token is None else (token, self._tokenizer.id_to_token(token))
+    def mask(self) -> int | None:
+        return self._first_of(_MASKS)
 
     def _first_of(self, texts: Sequence[str]) -> int | None:
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
@@ -315,10 +310,7 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
     with errors_named("tokenizer.json"):
         contents = json.loads(text) if isinstance(text, str) else text
         if "characters" in contents:
-            alphabet = contents["characters"]
-            if not alphabet or "".join(sorted(set(alphabet))) != alphabet:
-                raise ValueError("characters must be different ones, in order")
-            return Characters(alphabet)
+            return Characters(contents["characters"])
         if "pretrained" not in contents:
             # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
             return Pretrained(_by_lines(contents))
@@ -328,15 +320,6 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
             contents.get("most_tokens"),
             tuple(contents.get("end_tokens", ())),
         )
-
-
-def several(text: str, count: int) -> tuple[Tokenizer, ...]:
-    """Makes the tokenizers of a task that has `count` of them, from what it stored."""
-    with errors_named("tokenizer.json"):
-        stored = json.loads(text)["tokenizers"]
-        if len(stored) != count:
-            raise ValueError(f"{count} tokenizers are needed, and it has {len(stored)}")
-        return tuple(map(from_json, stored))
 
 
 TRAINERS = {"characters": Characters.train, "bpe": train_byte_pairs}
@@ -351,7 +334,7 @@ def errors_named(file: str) -> contextlib.AbstractContextManager[None]:
 def _errors_named(fault: str) -> Iterator[None]:
     try:
         yield
-    except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+    except (checks.ConfigError, ImportError, KeyboardInterrupt, SystemExit):
         raise
     # A bare Exception of tokenizers, or a panic of Rust, which is none.
     except BaseException as error:
@@ -369,9 +352,9 @@ def encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 def library() -> Any:
-    """Imports `tokenizers`; raises ConfigError if it is not installed."""
-    with base.needed("tokenizers", "This tokenizer"):
-        import tokenizers
+    """Imports `tokenizers`, which is optional."""
+    import tokenizers
+
     return tokenizers
 
 

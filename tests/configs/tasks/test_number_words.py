@@ -58,29 +58,25 @@ def test_worked_example_is_thirty_four():
     assert found.weights.sum() == 15 == task.target_length - 2
 
 
-def test_alignment_of_thirty_four_by_hand():
+@pytest.mark.parametrize(
+    ("number", "inverted", "others"),
+    [
+        (34, [("vier", "four"), ("dreißig", "thirty")], []),
+        (
+            121,
+            [("ein", "one"), ("zwanzig", "twenty")],
+            [("ein", "one"), ("hundert", "hundred")],
+        ),
+    ],
+)
+def test_alignment_has_hundreds_which_are_not_inverted(number, inverted, others):
     task = make()
-    found = example(task, 34)
-    units = [("vier", "four")]
-    tens = [("dreißig", "thirty")]
-    assert looks_at(task, found, task.alignments(found)["aligned"]) == units + tens
-    assert looks_at(task, found, task.alignments(found)["inverted"]) == units + tens
-    aligned = task.alignments(found)["aligned"]
-    assert aligned.shape == (task.target_length, task.sequence_length)
-    assert aligned[:4, 7:11].all() and aligned[7:14, :6].all()
-    assert aligned.sum() == 4 * 4 + 7 * 6
-
-
-def test_alignment_has_hundreds_which_are_not_inverted():
-    task = make()
-    found = example(task, 121)
-    inverted = [("ein", "one"), ("zwanzig", "twenty")]
-    hundreds = [("ein", "one"), ("hundert", "hundred")]
-    assert (
-        looks_at(task, found, task.alignments(found)["aligned"]) == hundreds + inverted
-    )
-    assert looks_at(task, found, task.alignments(found)["inverted"]) == inverted
-    assert list(task.alignments(found)) == ["aligned", "inverted"]
+    found = example(task, number)
+    sites = task.alignments(found)
+    assert looks_at(task, found, sites["aligned"]) == others + inverted
+    assert looks_at(task, found, sites["inverted"]) == inverted
+    assert list(sites) == ["aligned", "inverted"]
+    assert sites["aligned"].shape == (task.target_length, task.sequence_length)
 
 
 def test_alignment_of_byte_pairs_has_the_tokens_of_the_letters():

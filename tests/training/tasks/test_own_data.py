@@ -61,23 +61,6 @@ def test_no_input_is_in_both_parts_and_more_data_moves_none():
     assert {row.tobytes() for row in fewer.held_out_data.inputs} <= parts[1]
 
 
-@pytest.mark.parametrize("labels", [True, False])
-def test_longer_texts_move_none_of_the_others(labels):
-    def held_out(pairs):
-        task = tasks.from_examples(pairs, labels=labels, held_out_fraction=0.3)
-        data = task.held_out_data
-        rows = data[0] if labels else data.sources
-        lengths = data.lengths if labels else data.source_lengths
-        return {
-            "".join(task.token_label(int(x)) for x in row[:length])
-            for row, length in zip(rows, lengths, strict=True)
-        }
-
-    longer = [("a text of other letters, and much longer", "0"), ("jump", "1")]
-    before, after = held_out(SUMS), held_out(SUMS + longer)
-    assert before == {x for x in after if "plus" in x}
-
-
 def test_a_config_alone_cannot_give_data():
     task = tasks.from_arrays(TOKENS, TOKENS)
     config = runs.default_config(task)

@@ -232,7 +232,6 @@ def test_the_file_of_a_run_is_found_from_another_working_directory(
     "use",
     [
         mh.load,
-        runs.load_run,
         lambda root: mh.show(root),
         pictures.dossier_of,  # of compare=,
         lambda root: runs.train(runs.default_config(), root),
