@@ -213,7 +213,7 @@ def test_what_is_no_run_is_a_mistake_of_two_lines(imported, tmp_path, capsys):
         ),
         (
             [f"--source={source}", workdir, f"--path={tmp_path}"],
-            "path must be UTF-8 text",
+            "is not UTF-8 text",
         ),
         (
             # Before the model is read, which takes a while.

@@ -870,7 +870,9 @@ def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
 
 @pytest.mark.parametrize("tokens", [0, -1])
 def test_a_function_writes_at_least_one_token(foreign, tokens):
-    with pytest.raises(ValueError, match="tokens must be an integer of at least 1"):
+    with pytest.raises(
+        ValueError, match="tokens after a prompt of 3 must be an integer"
+    ):
         foreign.generate("abc", tokens=tokens)
 
 

@@ -89,6 +89,8 @@ def stream(
     subject = check_task(subject, "generate")
     kind, task = _kind(subject), subject.task
     strategy = _strategy(kind, **options)
+    if strategy.top_k is not None:
+        checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
     encode = task.prompt if kind == "prompt" else task.encode
     encoded = [np.asarray(encode(prompt), np.int32) for prompt in prompts]
     most = imported_runs.most_positions(subject.config)

@@ -78,6 +78,7 @@ def executes(name: str) -> bool:
 
 def load(name: str) -> type[Task]:
     """Loads the class of that name, which must be a task."""
+    source = b"" if name.startswith(":") else _read(name)
     key = _key(name)
     if key in _registered:
         return _registered[key]
@@ -86,7 +87,6 @@ def load(name: str) -> type[Task]:
             f"The task {name[1:]!r} was given in Python, and is not in a file.\n"
             "tasks.register(...) makes its class known."
         )
-    source = _read(name)
     key = *key, hashlib.sha256(source).hexdigest()
     if key not in _loaded:
         _loaded[key] = _executed(name, source)
