@@ -13,7 +13,8 @@ from jax.interpreters import partial_eval
 from mha_haiku.core import marking
 from mha_haiku.core.marking import Facet
 
-CALLS = ("jit", "pjit", "closed_call", "core_call")
+BLOCKWISE = "blockwise"
+CALLS = ("jit", "pjit", "closed_call", "core_call", BLOCKWISE)
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 REMAT = ("checkpoint", "remat", "remat2")
 
@@ -31,6 +32,14 @@ class Site(NamedTuple):
         """Makes a site of variables, a pytree, before an equation."""
         leaves, tree = jax.tree.flatten(variables)
         return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
+
+    def after_edits(self) -> "Site":
+        """Returns the site if other views of the same attention are edited."""
+        facets = [
+            x if x.read_edited is None else x._replace(read=x.read_edited)
+            for x in self.params["facets"]
+        ]
+        return self._replace(params=self.params | {"facets": tuple(facets)})
 
 
 def under_vmaps(
