@@ -183,8 +183,12 @@ def test_what_is_no_run_is_a_mistake_of_two_lines(imported, tmp_path, capsys):
         ([f"--source={tmp_path / 'nowhere'}", workdir], "nowhere"),
         ([f"--source={classes}", workdir], "has no tokenizer"),
         ([f"--source={source}", workdir, "--sequence_length=41"], "from 4 to 40, got"),
-        # Before the model is read, which takes a while.
         (
+            [f"--source={source}", workdir, f"--path={tmp_path}"],
+            "is not UTF-8 text",
+        ),
+        (
+            # Before the model is read, which takes a while.
             [f"--source={tmp_path}", f"--workdir={imported('sentences')}"],
             "holds a run; give an empty folder",
         ),

@@ -831,6 +831,14 @@ def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
         mh.wrap(_by_hand, _Letters())
 
 
+@pytest.mark.parametrize("tokens", [0, -1])
+def test_a_function_writes_at_least_one_token(foreign, tokens):
+    with pytest.raises(
+        ValueError, match="tokens after a prompt of 3 must be an integer"
+    ):
+        foreign.generate("abc", tokens=tokens)
+
+
 @pytest.mark.slow
 def test_examples_may_be_one_batch_or_none(foreign):
     (batch,) = foreign.batches

@@ -189,10 +189,11 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
     """Returns a config that describes a task, whose class it registers."""
     sections = _sections(_registered(task))
-    options = tasks.values(task)
-    return config.replace(
-        **{key: section.replace(**options[key]) for key, section in sections.items()}
-    )
+    changes = {}
+    for key, section in sections.items():
+        options = {x: getattr(task, x) for x in vars(section) if x != "name"}
+        changes[key] = section.replace(**options)
+    return config.replace(**changes)
 
 
 def _sections(task_name: str) -> dict[str, Any]:

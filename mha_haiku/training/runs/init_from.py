@@ -64,7 +64,7 @@ def load(config: configuration.RunConfig) -> Start:
             "config.init_from must be a run with the same kind of tokens; "
             f"{path} has {has}."
         )
-    return Start(path, run, kept and kept._replace(text=None))
+    return Start(path, run, kept and tasks.Kept(kept.tokenizer))
 
 
 def params(
