@@ -118,7 +118,6 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
     for script, flags, message in (
         ("head_importance", ["--metric=loss"], "metric must be drift for the task"),
         ("prune_heads", ["--order=gradient", "--keep=0.5"], "metric must have a slope"),
-        ("prune_heads", ["--keep_units=0.5", "--keep=1"], "keep_units needs a loss"),
         ("learn_gates", [], "Gates are learned by a loss"),
         ("train", [], "must be of a task with targets to train"),
     ):

@@ -13,7 +13,6 @@ from tests import everyday
 from tests.lab.heads.small_models import (
     NUM_TOKENS,
     B,
-    F,
     H,
     L,
     build,
@@ -26,8 +25,8 @@ from tests.lab.heads.small_models import (
 N = 2 * B
 
 
-def _loss(params, batch, gates, passed=None, units=None):
-    logits, _ = oracle(config(), params, batch, gates, passed, units)
+def _loss(params, batch, gates, passed=None):
+    logits, _ = oracle(config(), params, batch, gates, passed)
     total = np.log(np.exp(logits).sum(-1))
     chosen = np.take_along_axis(logits, batch.targets[..., None], -1)[..., 0]
     return ((total - chosen) * batch.weights).sum(-1)
@@ -108,31 +107,6 @@ def test_gradient_is_the_slope_at_open_gates(subject, name):
             slope = (sides[0] - sides[1]) / (2 * step)
             wanted[b * B : (b + 1) * B, i, h] = np.abs(slope)
     np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
-
-
-@pytest.mark.slow
-def test_unit_gradient_is_the_slope_at_open_gates(subject):
-    sizes = (F, 3, F - 2)
-    kept = [np.arange(size) for size in sizes]
-    params, of = heads.prune_units(subject.params, config(), kept)
-    subject = subject._replace(model=build(of), params=params)
-    found = heads.unit_gradient(subject)
-    step, wanted = 1e-4, np.full((N, L, F), np.nan)
-    for b, batch in enumerate(subject.batches):
-        for i, size in enumerate(sizes):
-            for f in range(size):
-                sides = []
-                for sign in (1, -1):
-                    gates = [np.ones(each) for each in sizes]
-                    gates[i][f] += sign * step
-                    sides.append(_loss(params, batch, np.ones((L, H)), units=gates))
-                slope = (sides[0] - sides[1]) / (2 * step)
-                wanted[b * B : (b + 1) * B, i, f] = np.abs(slope)
-    assert np.nanmax(wanted) > 0.05
-    np.testing.assert_allclose(found.per_example, wanted, atol=3e-5)
-    np.testing.assert_allclose(found.mean, wanted.mean(0), atol=3e-5)
-    errors = wanted.std(0, ddof=1) / np.sqrt(N)
-    np.testing.assert_allclose(found.standard_error, errors, atol=3e-5)
 
 
 @pytest.mark.slow
@@ -303,10 +277,8 @@ def test_no_batches_are_refused(subject):
     "measure",
     [
         *(entry.measure for entry in heads.MEASURES.values()),
-        heads.pairs,
         heads.greedy_order,
         lambda of: heads.roles(of.model, of.params, of.batches),
-        lambda of: heads.match(*[(of.model, of.params)] * 2, of.batches),
         lambda of: heads.ablation_values.mean(of.model, of.params, of.batches),
     ],
 )

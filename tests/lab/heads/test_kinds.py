@@ -233,40 +233,7 @@ def test_roles_of_cross_heads():
     assert padded["role"].names[2].tolist() == names
 
 
-@pytest.mark.slow
-def test_heads_are_matched_within_their_kind():
-    generator = np.random.default_rng(0)
-    cells = ((S, S), (T, T), (T, S))
-    scores = [3 * generator.standard_normal((3, *shape)) for shape in cells]
-    # One head too many, which only heads of other kinds are left for.
-    more = np.concatenate([scores[0][[2, 0, 1]], 0 * scores[0][:1]])
-    turned = [more, scores[1][[1]], scores[2][[0, 2]]]
-    first, second = _attending(*scores), _attending(*turned)
-    found = heads.match((first, {}), (second, {}), [_example()])
-    pairs = dict(zip(map(tuple, found.first), map(tuple, found.second), strict=True))
-    assert pairs == {
-        (0, 2): (0, 0),
-        (0, 0): (0, 1),
-        (0, 1): (0, 2),
-        (1, 1): (1, 0),
-        (2, 0): (2, 0),
-        (2, 2): (2, 1),
-    }
-    np.testing.assert_allclose(found.divergence, 0, atol=1e-6)
-
-
 def test_rollout_is_of_one_stack():
     _, each = attention.attend(*np.zeros((3, T, 1, K), np.float32))
     with pytest.raises(ValueError, match=r"one stack of layers.*output\.maps\.encoder"):
         heads.rollout(models.Maps([each] * 3, (1, 1, 1)), 0)
-
-
-@pytest.mark.slow
-def test_failures_are_examples_with_any_mistake_that_counts():
-    logits = np.zeros((3, 2, 4), np.float32)
-    logits[..., 1] = 1
-    targets = np.int32([[1, 1], [1, 0], [1, 0]])
-    weights = np.float32([[1, 1], [1, 1], [1, 0]])
-    example = tasks.Example(None, targets, weights)
-    found = heads.metrics.failures()(jnp.asarray(logits), example)
-    assert found.tolist() == [0, 1, 0]

@@ -73,3 +73,13 @@ def test_means_leave_out_what_is_not_there():
     wanted = [np.sqrt(13 / 3), nan, np.sqrt(2 / 2)]
     np.testing.assert_allclose(heads.means.standard_error(values), wanted)
     assert np.isnan(heads.means.standard_error(values[:1])).all()
+
+
+@pytest.mark.slow
+def test_failures_are_examples_with_any_mistake_that_counts():
+    logits = np.zeros((3, 2, 4), np.float32)
+    logits[..., 1] = 1
+    targets = np.int32([[1, 1], [1, 0], [1, 0]])
+    weights = np.float32([[1, 1], [1, 1], [1, 0]])
+    example = tasks.Example(None, targets, weights)
+    assert heads.metrics.failures()(logits, example).tolist() == [0, 1, 0]
