@@ -59,13 +59,3 @@ def test_flow_is_the_largest_of_the_linear_program():
             bounds=bounds,
         )
         np.testing.assert_allclose(found[n, s], -largest.fun, atol=1e-7)
-
-
-def test_flow_through_two_layers_by_hand():
-    first = [[0, 0.5, 0.5], [0.5, 0.5, 0], [1, 0, 0]]
-    second = [[0.25, 0.25, 0.5], [1, 0, 0], [0, 1, 0]]
-    # With residuals the pipes from 0 have 0.625, 0.125 and 0.25. Below, input 0 takes
-    # 0.5 of the first, and all else; input 1 0.25 and the second, which is as wide;
-    # input 2 0.25, and all of the third.
-    found = rollouts.flow(test_rollout.of_weights(first, second))
-    np.testing.assert_allclose(found, [[0.875, 0.375, 0.5]], atol=1e-6)

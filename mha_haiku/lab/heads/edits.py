@@ -1,11 +1,10 @@
-"""Common edits of a model, for `mh.edit`.
+"""Edits of heads, for `mh.edit`.
 
-`B...` batch axes, T positions, H heads of an attention, V value size per head, D width,
-F hidden units, P attention parts. Edits map patterns or names of sites to changes:
+`B...` batch axes, T positions, H heads of an attention, V value size per head, P
+attention parts. Edits map patterns or names of sites to changes:
 
->>> import jax.numpy as jnp
 >>> import mha_haiku as mh
->>> list(mh.heads.edits.ablate(2, 0) | mh.heads.edits.steer(3, jnp.ones(16)))
+>>> list(mh.heads.edits.ablate(2, 0) | {"layer_3/stream": lambda stream: 2 * stream})
 ['layer_2/attention/heads', 'layer_3/stream']
 
 Heads and layers count from 0, and negative numbers raise ValueError. Traced numbers
@@ -52,12 +51,11 @@ def ablate(
     return {f"{_path(at)}/heads": change}
 
 
-def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
+def gate(gates: Array | Sequence[Array]) -> Edits:
     """Makes an edit that multiplies the heads of L layers by gates.
 
-    Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
-    is a pattern of attention paths, whose first number is the layer. A layer without
-    gates raises ValueError; if layers are scanned, it becomes NaN.
+    Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays. A
+    layer without gates raises ValueError; if layers are scanned, it becomes NaN.
     """
     of_layer = _of_parts(list(gates), gated)
 
@@ -66,28 +64,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
             checks.integer_in("the layer of gates", layer, 0, len(gates) - 1)
         return of_layer(values, layer)
 
-    return {f"{at}/heads": change}
-
-
-def patch(name: str, value: Any) -> Edits:
-    """Makes an edit that sets the sites of a pattern to a value `[B..., T, ...]`."""
-    return {name: lambda _: value}
-
-
-def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
-    """Makes an edit that adds `scale` times a vector to the input of a layer.
-
-    The vector is `[D]` or `[B..., T, D]`; `layer` may be a path ("decoder/layer_0").
-
-    Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
-    """
-    path = layer if isinstance(layer, str) else f"layer_{layer}"
-
-    def change(stream: Array) -> Array:
-        added = scale * jnp.asarray(vector, stream.dtype)
-        return stream + tiles.lifted(added, stream.ndim)
-
-    return {f"{path}/stream": change}
+    return {"*/heads": change}
 
 
 def on_parts(

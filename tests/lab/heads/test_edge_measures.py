@@ -192,34 +192,6 @@ def test_integrated_attribution_of_the_embedding_is_all_that_changes():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["gated", "encoder_decoder"])
-def test_edges_between_heads_are_paths_where_units_write_nothing(name):
-    subject, corrupted, _ = _case(name)
-    params = {
-        module: {
-            x: leaf * (not module.endswith("feed_forward/output"))
-            for x, leaf in leaves.items()
-        }
-        for module, leaves in subject.params.items()
-    }
-    subject = subject._replace(params=params)
-    found = heads.edge_patching(subject, corrupted)
-    paths = heads.path_patching(subject, corrupted)
-
-    def by_edge(edges):
-        ends = zip(
-            edges.senders.tolist(), edges.receivers.tolist(), edges.kinds, strict=True
-        )
-        return {(*a, *b, kind): i for i, (a, b, kind) in enumerate(ends)}
-
-    places = by_edge(found)
-    columns = [places[edge] for edge in by_edge(paths)]
-    assert len(columns) == len(paths.kinds)
-    changes = found.per_example[:, columns]
-    np.testing.assert_allclose(changes, paths.per_example, atol=5e-6)
-
-
-@pytest.mark.slow
 def test_grouped_heads_and_scanned_layers_have_the_edges_of_their_twins(monkeypatch):
     grouped = config(
         num_layers=2, attention__num_heads=4, attention__num_key_value_heads=2

@@ -138,22 +138,6 @@ def test_gates_multiply_heads(kind, shape, cases):
         )
 
 
-@pytest.mark.slow
-def test_gates_are_those_of_the_attentions_at_a_path(cases):
-    gates = _normal(1, H)
-    name = "decoder/layer_0/cross_attention"
-    cases["encoder-decoder"].check(
-        edits.gate(gates, name), {f"{name}/heads": lambda x: x * gates[0, :, None]}
-    )
-
-
-@pytest.mark.parametrize("name", [HEADS, f"{LAYER}/stream"])
-def test_values_are_patched(name, cases):
-    case = cases["looped"]
-    value = _normal(B, T, *((H, K) if name == HEADS else (D,)))
-    case.check(edits.patch(name, value), {name: lambda _: value})
-
-
 @pytest.mark.parametrize(("heads", "got"), [(H, "3"), ([0, -1], "-1")])
 def test_heads_that_are_not_there_are_refused(heads, got):
     (change,) = edits.ablate(0, heads).values()
@@ -175,15 +159,6 @@ def test_heads_may_be_traced():
     np.testing.assert_array_equal(ablated(jnp.arange(H))[:, 0, 0, :, 0], 1 - np.eye(H))
 
 
-@pytest.mark.slow
-def test_a_vector_is_added_to_the_stream_that_enters_a_layer(case):
-    vector, each = _normal(D), _normal(B, case.length, D)
-    name = f"{LAYER}/stream"
-    at = 1 if case.of.family == "encoder" else LAYER
-    case.check(edits.steer(at, vector, 0.5), {name: lambda x: x + 0.5 * vector})
-    case.check(edits.steer(at, each), {name: lambda x: x + each})
-
-
 def test_parts_that_are_alike_are_edited_as_one(case):
     """And others each by itself."""
     names = [f"{each.path}/heads" for each in models.heads_of_layers(case.of)]
@@ -195,13 +170,6 @@ def test_parts_that_are_alike_are_edited_as_one(case):
         for name, gate in zip(names, given, strict=True)
     }
     case.check(made, wanted)
-
-
-def test_parts_that_nothing_is_given_for_stay_as_they_are(cases):
-    names = [f"encoder/layer_{i}/attention/heads" for i in range(L)]
-    gate = _normal(1, 1, H, 1)
-    made = edits.on_parts(names[1:], [gate], jnp.multiply)
-    cases["looped"].check(made, {names[1]: lambda x: x * gate})
 
 
 def test_gated_is_between_the_value_and_its_replacement():

@@ -1,6 +1,5 @@
 """Metrics of examples and means over them, against sums written out in float64."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -54,17 +53,6 @@ def test_what_does_not_count_is_not_felt():
     assert np.isfinite(heads.metrics.loss(logits, example)).all()
 
 
-@pytest.mark.slow
-def test_the_gradient_of_the_loss_is_shares_minus_targets():
-    logits, example = _batch((B, T))
-    found = jax.grad(lambda x: heads.metrics.loss(x, example).sum())(logits)
-    shares = np.exp(np.float64(logits))
-    shares /= shares.sum(-1, keepdims=True)
-    each = example.weights / np.maximum(example.weights.sum(-1, keepdims=True), 1)
-    wanted = (shares - np.eye(C)[example.targets]) * each[..., None]
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
-
-
 def test_means_leave_out_what_is_not_there():
     values = np.array([[1.0, np.nan, 2.0], [3.0, np.nan, np.nan], [8.0, np.nan, 4.0]])
     nan = np.nan
@@ -73,13 +61,3 @@ def test_means_leave_out_what_is_not_there():
     wanted = [np.sqrt(13 / 3), nan, np.sqrt(2 / 2)]
     np.testing.assert_allclose(heads.means.standard_error(values), wanted)
     assert np.isnan(heads.means.standard_error(values[:1])).all()
-
-
-@pytest.mark.slow
-def test_failures_are_examples_with_any_mistake_that_counts():
-    logits = np.zeros((3, 2, 4), np.float32)
-    logits[..., 1] = 1
-    targets = np.int32([[1, 1], [1, 0], [1, 0]])
-    weights = np.float32([[1, 1], [1, 1], [1, 0]])
-    example = tasks.Example(None, targets, weights)
-    assert heads.metrics.failures()(logits, example).tolist() == [0, 1, 0]
