@@ -247,7 +247,7 @@ def test_minilm_loses_little_without_its_least_heads(tmp_path, capsys):
     assert sum(x.size for x in run.params["embedding"].values()) == 30522 * 384
     out = capsys.readouterr().out
     drift = [line.split() for line in out.splitlines() if line.endswith("x")]
-    assert 0 < float(drift[-1][2]) < 0.05
+    assert 0 < float(drift[-1][1]) < 0.05
 
 
 @pytest.mark.slow
