@@ -31,6 +31,9 @@ from jax.extend import core
 from mha_haiku.core.sites import cuts, jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Graph, Value
 
+LIMIT = 2**24
+"""Numbers of the largest values of queries and keys that are made whole."""
+
 # A product is a seed if its result has this many times the numbers of its operands, in
 # which a feed-forward layer's hidden values have at most 4.
 _GROWTH = 4
@@ -603,10 +606,9 @@ class Rows:
     texts, all of them variables of the level that are there before an equation.
     """
 
-    def __init__(self, values: Sequence[tuple[Value, int]], index: int):
-        """Args: values, each with its axis of rows; the index of the equation."""
-        self._values, self._index = values, index
-        self._least = min(value.size for value, _ in values) // 2
+    def __init__(self, values: Sequence[tuple[Value, int]], index: int, area: int):
+        """Args: values, each with its axis of rows; the equation; queries x keys."""
+        self._values, self._index, self._area = values, index, area
         self._nodes = _Nodes(self._is_inside)
         for value, axis in values:
             assert value.maker is not None
@@ -626,7 +628,7 @@ class Rows:
 
     def _is_inside(self, value: Value, axis: int | None) -> bool:
         maker = value.maker
-        is_small = value.size < self._least
+        is_small = value.size < self._area // 2
         if maker is None or (self._is_there(value) and (is_small or axis is None)):
             return False
         return axis is None or _is_cut(maker, value, axis)
