@@ -175,8 +175,8 @@ def prune_heads(
     --keep keeps that share of the heads; --metric_drop keeps as few heads as possible
     without a larger fall of the held-out accuracy (exact match, where answers are
     sequences). The pruned model is saved as a new run, which --steps trains further.
-    --keep_units=0.5 prunes each layer's hidden units too, before the heads. --sweep
-    prints and draws the whole curve, or the curve up to --keep or --metric_drop.
+    --sweep prints and draws the whole curve, or the curve up to --keep or
+    --metric_drop.
 
     Args:
       sweep: Measure models of decreasing size without saving any.

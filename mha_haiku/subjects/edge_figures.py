@@ -146,7 +146,7 @@ def _draw_graph(
 ) -> None:
     """Draws the kept edges, the stronger the thicker; dashed: lowers the metric."""
     axes.set_axis_off()
-    lowers = kept & (edges.mean < 0) & (edges.kept is None)
+    lowers = kept & (edges.mean < 0)
     strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
     nodes = {}
     for node, (x, y) in places.items():

@@ -108,8 +108,8 @@ def test_roles_are_named_in_their_cells():
 def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
     path = tmp_path / "pruning.csv"
     path.write_text(
-        "kept,units,accuracy,loss,random,parameters,examples_per_second,faster,ideal,"
-        "keep\n4,8,0.9,0.1,0.9,100,10,1,1,0 1;0 1\n1,8,0.5,0.7,0.3,60,20,2,2.5,0;\n"
+        "kept,accuracy,loss,random,parameters,examples_per_second,faster,ideal,keep\n"
+        "4,0.9,0.1,0.9,100,10,1,1,0 1;0 1\n1,0.5,0.7,0.3,60,20,2,2.5,0;\n"
     )
     left, right = mh.plot(path).axes
     np.testing.assert_allclose(left.lines[0].get_xydata(), [[4, 0.9], [1, 0.5]])

@@ -95,23 +95,10 @@ def part_of(config: ModelConfig, module: str) -> int | slice | None:
     if layer.scope.startswith("decoder"):
         kind = 2 if layer.part.startswith("/cross_attention") else 1
     decoder = num_decoder_layers(config)
-    return _among(layer, (config.num_layers, decoder, decoder), kind)
-
-
-def layer_of(config: ModelConfig, module: str) -> int | slice | None:
-    """Finds the index of a module's layer among all layers, like `part_of`."""
-    layer = anatomy.layer_of(module)
-    if layer is None:
-        return None
-    stack = int(layer.scope.startswith("decoder"))
-    return _among(layer, (config.num_layers, num_decoder_layers(config)), stack)
-
-
-def _among(layer: anatomy.LayerName, sizes: tuple[int, ...], place: int) -> int | slice:
-    """Finds the index of a layer in a list of several stacks of these sizes."""
-    before = sum(sizes[:place])
+    sizes = config.num_layers, decoder, decoder
+    before = sum(sizes[:kind])
     if layer.index is None:
-        return slice(before, before + sizes[place])
+        return slice(before, before + sizes[kind])
     return before + layer.index
 
 

@@ -34,7 +34,6 @@ class Point(NamedTuple):
     """A pruned model."""
 
     layers: Sequence[models.LayerHeads]  # with the heads that are left
-    units: int  # how many hidden units are left, of all layers
     metrics: dict[str, float]  # see `held_out`
     parameters: int
     # Of the forward pass: the median of runs that alternate with the whole model's.
@@ -66,9 +65,7 @@ class Pruned(Result):
 
     title: str  # the model and the order
     smallest: RunSubject
-    # The whole model, and pruned ones of falling size; the first of these has all heads
-    # if hidden units were pruned.
-    points: list[Point]
+    points: list[Point]  # the whole model, and pruned ones of falling size
     # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
     baseline_name: str = ""  # the name of that order
@@ -80,7 +77,6 @@ class Pruned(Result):
             *([Column("model")] if self.points[0].name else []),
             Column("heads", csv=("kept",)),
             *map(Column, self.points[0].kinds),
-            Column("units"),
             *(
                 Column(name, "nats" if name == "loss" else "", "{:.4f}")
                 for name in sorted(self.points[0].metrics)
@@ -97,7 +93,6 @@ class Pruned(Result):
                 "model": point.name,
                 "heads": point.kept,
                 **point.kinds,
-                "units": point.units,
                 **point.metrics,
                 self.baseline_name: baseline,
                 "parameters": point.parameters,
@@ -127,7 +122,6 @@ class Pruned(Result):
             f"{self.title}\n\n{self.table().text()}\n\n{legend}"
             "faster: the forward pass, alternating with the whole model\n"
             "ideal: by the number of operations\n"
-            "units: the hidden units of all layers\n"
             f"kept: the heads of each layer, with ; between layers{between_kinds}"
         )
 
@@ -144,7 +138,6 @@ def sweep(
     *,
     keep: float | None = None,
     metric_drop: float | None = None,
-    keep_units: float = 1.0,
     order: str = "ablation",
     ablation_value: str = "zero",
     examples: int = pruned_models.EXAMPLES,
@@ -160,14 +153,13 @@ def sweep(
       keep: Share of the heads to keep, in [0, 1].
       metric_drop: Tolerated fall of held-out accuracy or exact match, or rise of the
         drift.
-      keep_units: Share of each layer's hidden units to keep.
       order: Order of removal: greedy, random, or a measure.
       ablation_value: Output of ablated heads: zero, mean, resample.
       examples: Number of held-out examples that determine the order.
       baseline: Another order to compare with in a sweep: random.
       sizes: Number of models of a sweep, at most, next to the whole one.
     """
-    how = keep, metric_drop, keep_units, order, ablation_value, examples
+    how = keep, metric_drop, order, ablation_value, examples
     with checks.user_mistakes():
         if baseline is not None:
             checks.choice("baseline", baseline, pruned_models.ORDERS)
@@ -178,12 +170,11 @@ def sweep(
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
         return Pruned(title, found[-1], measured)
-    narrow = found[0] if keep_units == 1 else found[1]
     other = pruned_models.order_of(
-        narrow, baseline, ablation_value=ablation_value, examples=examples
+        found[0], baseline, ablation_value=ablation_value, examples=examples
     )
     values = pruned_models.ablated_in_order(
-        narrow, other, [point.kept for point in measured]
+        found[0], other, [point.kept for point in measured]
     )
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
@@ -202,7 +193,6 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
         result.append(
             Point(
                 layers=models.heads_of_layers(pruned.config.model),
-                units=sum(models.hidden_sizes(pruned.config.model)),
                 metrics=quality.held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
@@ -237,10 +227,9 @@ def _curve(text: str) -> dict[str, Any]:
     """Reads what `curves.pruning` draws from the text of a pruning.csv."""
     rows = list(csv.DictReader(text.splitlines()))
     names = list(rows[0])
-    kinds = names[1 : names.index("units")]
-    own = names[names.index("units") + 1 : names.index("parameters")]
-    metric = next(name for name in _METRICS if name in own)
-    baseline = [name for name in own if name in pruned_models.ORDERS]
+    kinds = [name for name in names if name in models.KINDS]
+    metric = next(name for name in _METRICS if name in names)
+    baseline = [name for name in names if name in pruned_models.ORDERS]
 
     def numbers(name: str) -> list[float]:
         return [float(row[name]) for row in rows]
