@@ -34,7 +34,6 @@ _METADATA = {
 }
 # The colors of kinds of heads, where lines and bars tell them apart.
 KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
-SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
 # Units of numbers that may be large or small; all others are shares, from 0 to 1.
 _OPEN_UNITS = ("nats", "keys", "positions", "bits", "units of the metric")

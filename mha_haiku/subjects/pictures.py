@@ -29,7 +29,7 @@ from mha_haiku.showing import (
 )
 from mha_haiku.subjects import computing, dossiers, edge_figures, observers  # noqa: F401
 from mha_haiku.subjects.subject import Subject, has_task
-from mha_haiku.subjects.verbs import dumping, prune_sweep
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
@@ -182,8 +182,8 @@ def plot(
     Args:
       what: Attention maps, a `MapSet`, or a subject, a run or its folder, whose maps
         are of held-out examples, as in `show`; statistics, importance or roles; the
-        result of a verb (`subject.importance()`, ...); or the path of a run's file:
-        `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+        result of a verb (`subject.importance()`, ...); or the path of a run's
+        `metrics.jsonl` or `maps.npz`.
       head: Head of the maps, or a list of heads. Defaults to all, in a grid.
       layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
         an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
@@ -429,16 +429,8 @@ def _(subject: Subject) -> markup.Html:
 @plotting.figure_of.register(str | os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
-    name = checks.choice("what", path.name, [*_FILES, "maps.npz"])
-    picture = _FILES[name](path)
+    checks.choice("what", path.name, ["metrics.jsonl", "maps.npz"])
+    picture = observers.learning_curve(path)
     if picture is None:
         raise checks.ConfigError(f"{path} has no lines.")
     return plotting.drawn(picture, title)
-
-
-# The pictures of the files of a run, except its maps.
-_FILES = {
-    "metrics.jsonl": observers.learning_curve,
-    "timeline.jsonl": observers.timeline,
-    "pruning.csv": prune_sweep.picture,
-}

@@ -206,8 +206,6 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
         ("rollout", [], "attention"),
         ("prune_heads", ["--sweep"], "heads"),
         ("prune_heads", ["--keep=0.5"], "../run_pruned"),
-        ("learn_gates", [], "../run_gates"),
-        ("learn_gates", [], "../run_gates/gated"),
     ],
 )
 def test_a_file_in_the_way_of_results_is_refused_before_the_work(
@@ -248,17 +246,11 @@ def test_out_with_files_of_others_is_refused_before_the_work(
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("prune_heads", ["--keep=0.5"]), ("learn_gates", [])]
-)
-def test_what_is_made_of_the_run_here_lies_next_to_it(
-    name, flags, copied, capsys, monkeypatch
-):
-    made = {"prune_heads": "run_pruned", "learn_gates": "run_gates"}[name]
-    path = copied.parent / made
+def test_what_is_made_of_the_run_here_lies_next_to_it(copied, capsys, monkeypatch):
+    path = copied.parent / "run_pruned"
     path.write_text("mine")
     monkeypatch.chdir(copied)
-    assert commands.run([name, "--workdir=.", *flags]) == 2
+    assert commands.run(["prune_heads", "--workdir=.", "--keep=0.5"]) == 2
     # Messages leave out the middle of long words.
     assert str(path)[-20:] in capsys.readouterr().err
 

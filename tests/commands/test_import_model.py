@@ -119,7 +119,6 @@ def test_what_encoders_of_sentences_cannot_do_is_refused(imported, capsys):
         ("head_importance", ["--metric=loss"], "metric must be drift for the task"),
         ("prune_heads", ["--order=gradient", "--keep=0.5"], "metric must have a slope"),
         ("prune_heads", ["--keep_units=0.5", "--keep=1"], "keep_units needs a loss"),
-        ("learn_gates", [], "Gates are learned by a loss"),
         ("train", [], "must be of a task with targets to train"),
     ):
         assert _run(script, workdir, *flags) == 2
@@ -167,7 +166,6 @@ def test_language_model_goes_through_every_script(
         ("rollout", "--text=The dog ran.", "--query=2"),
         ("head_statistics", "--examples=4"),
         ("prune_heads", "--keep=0.5", "--examples=4", f"--out={tmp_path / 'small'}"),
-        ("learn_gates", "--penalty=1e-3", "--steps=3", "--tuning_steps=2"),
     ]
     for script, *flags in scripts:
         assert _run(script, workdir, *flags) == 0, script

@@ -105,21 +105,6 @@ def test_roles_are_named_in_their_cells():
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
 
 
-def test_a_curve_of_pruning_is_read_from_its_table(tmp_path):
-    path = tmp_path / "pruning.csv"
-    path.write_text(
-        "kept,units,accuracy,loss,random,parameters,examples_per_second,faster,ideal,"
-        "keep\n4,8,0.9,0.1,0.9,100,10,1,1,0 1;0 1\n1,8,0.5,0.7,0.3,60,20,2,2.5,0;\n"
-    )
-    left, right = mh.plot(path).axes
-    np.testing.assert_allclose(left.lines[0].get_xydata(), [[4, 0.9], [1, 0.5]])
-    np.testing.assert_allclose(left.lines[1].get_ydata(), [0.9, 0.3])
-    np.testing.assert_allclose(right.lines[1].get_ydata(), [1, 2.5])
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="is not a pruning curve"):
-        mh.plot(path)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -26,6 +26,7 @@ _PARTS = fields.integer(1, 2**20)
 _GONE = {
     "config.training.seeds": (1,),
     "config.training.samples": range(2**10 + 1),
+    "config.training.timeline_every": range(2**31),
     "config.model.embedding.image": (None,),
 }
 
@@ -42,11 +43,6 @@ class TrainingConfig(Section, path="config.training"):
     evaluate_every: int = field(200, "steps between evaluations", _STEPS)
     evaluation_examples: int = field(1024, "held-out examples per evaluation", _COUNT)
     checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
-    timeline_every: int = field(
-        0,
-        "steps between measurements of heads for heads/timeline.png; 0 for none",
-        fields.integer(0, 2**31 - 1),
-    )
     non_finite: str = field(
         "abort",
         "what to do at a step whose loss or gradient is not finite",

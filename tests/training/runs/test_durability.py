@@ -237,7 +237,7 @@ def test_a_folder_with_files_of_others_is_refused_before_the_work(
 @pytest.mark.parametrize(
     "name",
     [
-        *("lock", "metrics.jsonl", "samples.jsonl", "attention", "heads/timeline"),
+        *("lock", "metrics.jsonl", "samples.jsonl", "attention", "heads"),
         *("checkpoints/30/x", "config.json", "summary.json", "generated.jsonl"),
     ],
 )
