@@ -35,10 +35,7 @@ def learning(
             if points:
                 axes.plot(*zip(*points, strict=True), label=text, **style)
         if baseline and name in baseline:
-            meaning = "the best without looking at the input"
-            if baseline_name == "bag of words":
-                meaning = "naive Bayes, without the order of words"
-            text = f"{baseline_name}: {meaning}"
+            text = f"baseline: {baseline_name}"
             style = {"color": "C3", "ls": ":", "lw": 1}
             axes.axhline(baseline[name], label=text, **style)
         axes.set_xlim(left=0)

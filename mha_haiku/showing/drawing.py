@@ -105,24 +105,16 @@ def is_possible() -> bool:
     return False
 
 
-@checks.user_mistakes()
-def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
-    """Checks the flag for file formats, of which there must be one."""
-    if not (checked := formats_of(formats, "format")):
-        raise ValueError("format must name one at least, such as png.")
-    return checked
-
-
-def formats_of(formats: str | Sequence[str], name: str = "formats") -> tuple[str, ...]:
+def formats_of(formats: str | Sequence[str]) -> tuple[str, ...]:
     """Lists file formats, which matplotlib, if installed, can write, in lower case.
 
-    A string is one format. Messages call the formats `name`.
+    A string is one format.
     """
     listed = [formats] if isinstance(formats, str) else formats
     lower = tuple(x.lower() if isinstance(x, str) else x for x in listed)
     if offered := known_formats():
         for each in lower:
-            checks.choice(name, each, offered)
+            checks.choice("formats", each, offered)
     return lower
 
 

@@ -90,8 +90,8 @@ def _mistake(capsys, status):
         ([_REVERSE, "stray"], ["'stray' belongs to no flag", "--workdir"]),
         ([_REVERSE, "--debug=perhaps"], ["--debug=perhaps"]),
         ([_REVERSE, "--workdir"], ["--workdir"]),
-        ([_REVERSE, "--format=png,bmp"], ["format must be one of", "pdf", "'bmp'"]),
-        ([_REVERSE, "--format="], ["format must name one"]),
+        ([_REVERSE, "--format=png,bmp"], ["formats must be one of", "pdf", "'bmp'"]),
+        ([_REVERSE, "--format="], ["formats must name one"]),
         (
             ["--config=configs/revers.py"],
             ["'configs/revers.py'", "'configs/reverse.py'?"],

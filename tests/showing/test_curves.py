@@ -22,7 +22,7 @@ def test_a_learning_curve_has_what_was_reported_and_the_baseline():
     training = lines["training, mean since the last report"]
     assert training.tolist() == [[0, 5, 10], [3, 2, 1]]
     assert lines["held-out"].tolist() == [[10], [1.5]]
-    baseline = lines["chance: the best without looking at the input"]
+    baseline = lines["baseline: chance"]
     assert baseline[1].tolist() == [2.5, 2.5]
     assert set(_lines(accuracy)) == {"training, mean since the last report"}
     draw = functools.partial(curves.learning, reports, title="a $title")

@@ -253,7 +253,6 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Measures the median seconds of both."""
     # Measured alternately, so that a slower phase of the machine affects both alike.
     seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS

@@ -13,7 +13,6 @@ from mha_haiku.showing import drawing
 from mha_haiku.subjects import computing, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
-from mha_haiku.training import evaluation
 from mha_haiku.training.runs import files
 
 
@@ -82,40 +81,6 @@ def test_a_measure_is_one_function_that_everything_finds(
     assert '"how far it is"' in page and '"furlongs"' in page
     other = per_head.importance(subject, examples=2, measures=["confidence"])
     assert picture.read_bytes() != drawing.content(other.plot)
-
-
-@pytest.mark.slow
-def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
-    subject = Subject.of_folder(trained())
-    subject = subject.replace(task=task)
-    size = computing.batch_size(subject, 5, 13)
-    batches, run = computing.Batches(subject, 5, size, ""), subject
-    found = list(batches)
-    assert len(batches) == len(list(batches)) == 3
-    assert [len(each.inputs) for each in found] == [2, 2, 2]
-    data = run.task.held_out_data
-    wanted = evaluation.held_out_batch(run.task, run.config.seed, data, np.arange(6))
-    for name in ("inputs", "targets"):
-        each = np.concatenate([getattr(batch, name) for batch in found])
-        np.testing.assert_array_equal(each, getattr(wanted, name))
-
-
-@pytest.mark.slow
-def test_ablated_heads_pass_on_what_is_asked_for(trained):
-    folder = trained()
-    subject = Subject.of_folder(folder)
-    run, of = subject, subject.measured(4)
-    mean = heads.ablation_values.mean(run.model, run.params, of.batches)
-    wanted = heads.ablation(of, ablation_value=mean).mean
-    options = {"examples": 4, "measures": ["ablation"]}
-    found = per_head.importance(
-        Subject.of_folder(folder), ablation_value="mean", **options
-    )
-    np.testing.assert_allclose(found["ablation"].mean, wanted, atol=1e-6)
-    assert (
-        computing.ablation_value(subject, "resample", 4)
-        is heads.ablation_values.resample
-    )
 
 
 @pytest.mark.parametrize(
