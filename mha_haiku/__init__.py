@@ -39,7 +39,7 @@ from mha_haiku.core.modules import (
     FeedForward,
     MultiHeadAttention,
 )
-from mha_haiku.core.sites import edit, look, site, sites
+from mha_haiku.core.sites import blockwise, edit, look, site, sites
 from mha_haiku.lab import heads
 from mha_haiku.training import tasks
 
@@ -67,6 +67,7 @@ __all__ = [
     "attend",
     "attention",
     "devices",
+    "blockwise",
     "edit",
     "fields",
     "heads",

@@ -223,7 +223,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
             )
         options = {name: x for name, x in options.items() if x is not None}
         params = marking.mark_parameters(params)
-        return Output(function(params, inputs, **options), ())
+        return Output(sites.blockwise(function)(params, inputs, **options), ())
 
     init: Any = None  # nothing makes its parameters
     return Model(init, apply, description=getattr(function, "__name__", "a function"))

@@ -6,16 +6,17 @@ grad and scan.
 """
 
 from mha_haiku.core.marking import SEEN, Facet, faceted, site
+from mha_haiku.core.sites.blocks import blockwise
 from mha_haiku.core.sites.looking import (
     Sites,
     edit,
-    is_array,
     look,
     show_stream,
     sites,
 )
 from mha_haiku.core.sites.program import Resume
 from mha_haiku.core.sites.surveying import Address
+from mha_haiku.core.sites.traced import is_array
 
 __all__ = [
     "Address",
@@ -23,6 +24,7 @@ __all__ = [
     "Facet",
     "Resume",
     "Sites",
+    "blockwise",
     "edit",
     "faceted",
     "is_array",

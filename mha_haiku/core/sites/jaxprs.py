@@ -13,7 +13,8 @@ from jax.interpreters import partial_eval
 from mha_haiku.core import marking
 from mha_haiku.core.marking import Facet
 
-CALLS = ("jit", "pjit", "closed_call", "core_call")
+BLOCKWISE = "blockwise"
+CALLS = ("jit", "pjit", "closed_call", "core_call", BLOCKWISE)
 CUSTOM = ("custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr")
 REMAT = ("checkpoint", "remat", "remat2")
 

@@ -9,8 +9,9 @@ number.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -51,11 +52,16 @@ class Value:
     variable: core.Var | None = None
     index: int = 0  # the first equation of the level that may read the variable
     is_output: bool = False  # whether the level returns it
+    constant: Any = None  # the array or number of a literal or a constant
 
     @property
     def shape(self) -> tuple[int, ...]:
         """Its shape; () if it is not an array, such as a token."""
         return getattr(self.aval, "shape", ())
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
 
     @property
     def is_data(self) -> bool:
@@ -75,6 +81,7 @@ class Equation:
     # exponentials and equations in calls.
     is_marked: bool
     outputs: list[Value] = dataclasses.field(default_factory=list)
+    number: int = 0  # its place among all equations of the level and its calls
 
     @property
     def params(self) -> dict[str, Any]:
@@ -127,12 +134,36 @@ def forms(value: Value) -> Iterator[Value]:
                 yield from forms(output)
 
 
+class Graph(NamedTuple):
+    """A level without calls."""
+
+    inputs: list[Value]
+    outputs: list[Value]
+    equations: list[Equation]  # in order
+
+
 def equations(
     jaxpr: core.Jaxpr, constants: set[core.Var] | None = None
 ) -> list[Equation]:
     """Lists the equations of a level, in order; for calls, the equations inside.
 
     `constants` are from `jaxprs.constants`.
+    """
+    return graph(jaxpr, (), constants).equations
+
+
+def graph(
+    jaxpr: core.Jaxpr,
+    consts: Sequence,
+    constants: set[core.Var] | None = None,
+    *,
+    barred: int | None = None,
+) -> Graph:
+    """Makes the graph of a level; `constants` are from `jaxprs.constants`.
+
+    With `barred` the level is to be compiled: sites are left out, and inputs of
+    `jax.checkpoint` are behind a barrier, apart from values of so many numbers. XLA
+    would merge what is computed again with what was computed at first, and keep it.
     """
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
@@ -146,7 +177,18 @@ def equations(
     def value_of(atom: core.Var | core.Literal, values: dict[core.Var, Value]):
         if not isinstance(atom, core.Literal):
             return values[atom]
-        return Value(atom.aval, number(atom.aval, np.asarray(atom.val).tobytes()))
+        key = atom.aval, np.asarray(atom.val).tobytes()
+        return Value(atom.aval, number(*key), constant=atom.val)
+
+    def behind_barrier(value: Value, index: int, calls: tuple[int, ...]) -> Value:
+        if barred is None or value.maker is None or value.size >= barred:
+            return value
+        (eqn,) = jax.make_jaxpr(jax.lax.optimization_barrier)(value.aval).eqns
+        equation = Equation(eqn, eqn.primitive.name, index, calls, [value], False)
+        equation.number = len(result)
+        equation.outputs = [dataclasses.replace(value, maker=equation, users=[])]
+        result.append(equation)
+        return equation.outputs[0]
 
     def enter(
         jaxpr: core.Jaxpr,
@@ -162,16 +204,26 @@ def equations(
             marked = is_marked or (name in _TELLING and jaxprs.is_marked(eqn))
             spelled = _joined(name, eqn.params, inputs)
             if name in _CALLS:
-                spelled = inner[0].jaxpr, inputs
-            if spelled:
+                if name in jaxprs.REMAT and eqn.params["prevent_cse"]:
+                    inputs = [behind_barrier(x, place, calls) for x in inputs]
+                spelled = inner[0], inputs
+            if name == "site" and barred is not None:
+                outputs = inputs
+            elif spelled:
                 called, arguments = spelled
-                within = {x: Value(x.aval, number(x)) for x in called.constvars}
-                within.update(zip(called.invars, arguments, strict=True))
+                within = {
+                    x: Value(x.aval, number(x), constant=constant)
+                    for x, constant in zip(
+                        called.jaxpr.constvars, called.consts, strict=True
+                    )
+                }
+                within.update(zip(called.jaxpr.invars, arguments, strict=True))
                 around = (*calls, next(count)) if name in _CALLS else calls
-                enter(called, within, place, around, marked)
-                outputs = [value_of(x, within) for x in called.outvars]
+                enter(called.jaxpr, within, place, around, marked)
+                outputs = [value_of(x, within) for x in called.jaxpr.outvars]
             else:
                 equation = Equation(eqn, name, place, calls, inputs, marked)
+                equation.number = len(result)
                 result.append(equation)
                 is_made = equation.is_product or any(x.is_made for x in inputs)
                 is_random = name.startswith(("random_", "threefry", "rng_"))
@@ -208,10 +260,14 @@ def equations(
         )
         for x in (*jaxpr.constvars, *jaxpr.invars)
     }
+    for x, constant in zip(jaxpr.constvars, consts, strict=False):
+        values[x].constant = constant
+    inputs = [values[x] for x in jaxpr.invars]
     enter(jaxpr, values, None, ())
-    for x in jaxpr.outvars:
-        value_of(x, values).is_output = True
-    return result
+    outputs = [value_of(x, values) for x in jaxpr.outvars]
+    for x in outputs:
+        x.is_output = True
+    return Graph(inputs, outputs, result)
 
 
 def _all(values: list[Value]) -> bool | None:
@@ -222,7 +278,7 @@ def _all(values: list[Value]) -> bool | None:
 
 def _joined(
     name: str, params: dict[str, Any], pieces: list[Any]
-) -> tuple[core.Jaxpr, list[Value]] | None:
+) -> tuple[core.ClosedJaxpr, list[Value]] | None:
     """Rewrites a concatenation of all pieces of a value as reshapes of the value."""
     # The pieces come from a split, or are slices, perhaps all reshaped in the same way:
     # heads that are split and stacked along another axis.
@@ -269,7 +325,7 @@ def _joined(
         x = jnp.moveaxis(x, 0, place)
         return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
 
-    return jax.make_jaxpr(reshaped)(source.aval).jaxpr, [source]
+    return jax.make_jaxpr(reshaped)(source.aval), [source]
 
 
 def primitives(jaxpr: core.Jaxpr) -> set[str]:

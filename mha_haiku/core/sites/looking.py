@@ -4,20 +4,15 @@ import collections
 import difflib
 import functools
 import gc
-import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
-import numpy as np
-from haiku._src import base as haiku_base
-from haiku._src import stateful
 from jax import core
 
 from mha_haiku.core import arguments, display
-from mha_haiku.core.sites import program, surveying
+from mha_haiku.core.sites import program, surveying, traced
 from mha_haiku.core.sites.surveying import Address
 
 # What an object refers to without holding its values.
@@ -145,31 +140,18 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
     found = Sites()
     for stop, names in survey.names():
         found.update(zip(names, stop.views(), strict=True))
-    found.advice = "\n".join(filter(None, [survey.advice(), survey.assumption()]))
+    parts = survey.advice(), survey.assumption(), survey.whole()
+    found.advice = "\n".join(filter(None, parts))
     return found
 
 
 def _walked(function: Callable, *how, **options) -> Callable:
     """Wraps a function to return its edited output and the values read."""
 
-    @functools.wraps(function)
-    def walked(*args, **kwargs):
-        if not haiku_base.inside_transform():
-            return _walk(function, args, kwargs, *how, **options)
+    def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, dict]:
+        return _walk(function, args, kwargs, *how, **options)
 
-        # Haiku's parameters and keys become arguments and results of the traced
-        # function.
-        def threaded(inner: Callable):
-            def run(*args, **kwargs):
-                (output, state), found = _walk(inner, args, kwargs, *how, **options)
-                return (output, found), state
-
-            return run
-
-        wrapped = stateful.thread_hk_state_in_kwargs(threaded)
-        return wrapped(function)(*args, **kwargs)
-
-    return walked
+    return traced.transformed(function, walk)
 
 
 def _only_output(walked: Callable) -> Callable:
@@ -210,40 +192,9 @@ def _surveyed(
 
     Before the last come the leaves of the output that are no arrays.
     """
-    # Other leaves, such as a flag or the activation of an Equinox module, are static.
-    arrays, _, arguments_of = _parted((args, kwargs))
-    outputs: list[tuple[list, Callable]] = []
-
-    def flat(*arrays):
-        args, kwargs = arguments_of(arrays)
-        results, rest, whole = _parted(function(*args, **kwargs))
-        outputs.append((rest, whole))
-        return results
-
-    closed = jax.make_jaxpr(flat)(*arrays)
+    closed, arrays, rest, whole = traced.trace(function, args, kwargs)
     survey = surveying.Survey(closed, shows_stream=shows_stream)
-    return survey, arrays, *outputs[-1]
-
-
-def _parted(tree: Any) -> tuple[list, list, Callable]:
-    """Splits a tree into its arrays, its other leaves, and a function that joins both.
-
-    The other leaves have None in the places of arrays.
-    """
-    leaves, structure = jax.tree.flatten(tree)
-    are_arrays = [is_array(x) for x in leaves]
-    arrays = list(itertools.compress(leaves, are_arrays))
-    rest = [
-        None if is_given else x for x, is_given in zip(leaves, are_arrays, strict=True)
-    ]
-
-    def whole(arrays: Iterable) -> Any:
-        arrays = iter(arrays)
-        parts = zip(rest, are_arrays, strict=True)
-        parts = [next(arrays) if is_given else x for x, is_given in parts]
-        return jax.tree.unflatten(structure, parts)
-
-    return arrays, rest, whole
+    return survey, arrays, rest, whole
 
 
 def _refuse_hidden(leaves: list):
@@ -268,16 +219,6 @@ def _holds_tracer(x: Any) -> bool:
             seen.add(id(each))
             found += gc.get_referents(each)  # attributes, slots, entries of containers
     return False
-
-
-def is_array(x: Any) -> bool:
-    """Tells whether an argument of a function is traced; others are static."""
-    # A NumPy scalar is treated like a Python number, on which a program may branch.
-    if isinstance(x, np.generic) or not (hasattr(x, "shape") and hasattr(x, "dtype")):
-        return False
-    is_numpy = isinstance(x, np.ndarray)
-    kinds = np.number, np.bool_
-    return not is_numpy or any(jnp.issubdtype(x.dtype, kind) for kind in kinds)
 
 
 def _match(

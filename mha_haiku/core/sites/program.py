@@ -18,7 +18,7 @@ from jax.extend import core
 
 from mha_haiku.core import display
 from mha_haiku.core.marking import Facet, site_p
-from mha_haiku.core.sites import jaxprs, surveying
+from mha_haiku.core.sites import blocks, jaxprs, surveying
 from mha_haiku.core.sites.jaxprs import under_vmaps
 
 
@@ -156,6 +156,9 @@ def _run_nested(
 ) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
+    if name == jaxprs.BLOCKWISE:
+        body = blocks.of_numbers(params["limit"])
+        return body(lambda *inputs: run(levels[0], inputs, turns))(*inputs)
     if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
         body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):

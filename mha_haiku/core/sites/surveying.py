@@ -21,7 +21,7 @@ from jax import Array
 from jax.extend import core
 
 from mha_haiku.core.marking import SEEN, site_p
-from mha_haiku.core.sites import jaxprs, recognition, residual
+from mha_haiku.core.sites import jaxprs, recognition, regions, residual
 from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 
 # The placeholder of a scan's turn in a name.
@@ -165,6 +165,7 @@ class Survey:
 
     def __init__(self, closed: core.ClosedJaxpr, *, shows_stream: bool = False):
         self.kernels: set[str] = set()
+        self._whole: dict[str, None] = {}  # values that `blockwise` leaves whole
         self._counts: dict[str, int] = {}
         self._group = itertools.count().__next__
         # An inner edit may already have made sites of some; the others keep their
@@ -208,6 +209,12 @@ class Survey:
                     "mh.wrap(f, params) can tell these from parameters."
                 )
         return "\n".join(parts)
+
+    def whole(self) -> str:
+        """Lists the values of all queries and keys in calls of `blockwise`, or ""."""
+        if not self._whole:
+            return ""
+        return f"Not computed in blocks: {', '.join(self._whole)}."
 
     def assumption(self) -> str:
         """Says which axes of recognized attention are only assumed; "" for none."""
@@ -268,6 +275,9 @@ class Survey:
                     local = jaxprs.path(eqn)
                     level.stops.append(self._stop(site, local, around, None))
                 continue
+            if eqn.primitive.name == jaxprs.BLOCKWISE:
+                whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
+                self._whole.update(dict.fromkeys(whole))
             if _KERNEL.search(eqn.primitive.name):
                 self.kernels.add(eqn.primitive.name)
                 continue

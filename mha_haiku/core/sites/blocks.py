@@ -1,0 +1,212 @@
+"""Attention of any program in blocks of queries.
+
+`blockwise(f)` is a call of f, of which every transformation of JAX, and `look` and
+`edit`, see the program as it is. Only where it is compiled does it run in blocks, as
+`regions` describes. So derivatives are derivatives of f, with its custom gradients.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.interpreters import ad, batching, mlir
+
+from mha_haiku.core.sites import jaxprs, regions, traced
+
+LIMIT = 2**26
+"""Bytes of the largest values of queries and keys that are made whole."""
+
+_NUMBER = 4  # bytes
+
+
+def blockwise(function: Callable, *, limit: int = LIMIT) -> Callable:
+    """Returns the same function, without large arrays of all queries and all keys.
+
+    Where scores of attention, or logits of which only sums over the vocabulary are
+    used, would take more than `limit` bytes, they are computed for blocks of queries:
+    memory then grows with the length, not with its square. No form of attention is
+    asked for. It composes with all transformations of JAX, and with `look` and `edit`,
+    in any order; `mh.sites(mh.blockwise(f), x)` says what is left whole, and why.
+
+    Args:
+      function: Any JAX function.
+      limit: Bytes, of float32. A function without larger values is left as it is.
+
+    Example:
+      >>> def attend(x):  # [T, K]
+      ...     return jax.nn.softmax(x @ x.T) @ x
+      ...
+      >>> x = jnp.ones((4096, 2))
+      >>> mh.blockwise(attend, limit=2**20)(x).shape
+      (4096, 2)
+    """
+    return of_numbers(limit // _NUMBER)(function)
+
+
+def of_numbers(limit: int) -> Callable[[Callable], Callable]:
+    """Returns `blockwise` for values of more than so many numbers."""
+
+    def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, None]:
+        closed, arrays, _, whole = traced.trace(function, args, kwargs)
+        return whole(call(closed, arrays, limit)), None
+
+    def transform(function: Callable) -> Callable:
+        run = traced.transformed(function, walk)
+        return functools.wraps(function)(
+            lambda *args, **kwargs: run(*args, **kwargs)[0]
+        )
+
+    return transform
+
+
+def call(closed: core.ClosedJaxpr, arguments: Sequence, limit: int) -> list:
+    """Runs a program, in blocks where it has values of more than `limit` numbers."""
+    if not regions.has_seeds(closed, limit) or closed.effects:
+        return jaxprs.bound(closed, arguments)
+    # Constants may be values of an enclosing trace, and so become arguments.
+    jaxpr = closed.jaxpr
+    debug = jaxpr.debug_info
+    if hasattr(debug, "with_unknown_names"):
+        debug = debug.with_unknown_names()
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    eqns = [_with_blocks_inside(eqn, limit) for eqn in jaxpr.eqns]
+    whole = core.Jaxpr((), invars, jaxpr.outvars, eqns, jaxpr.effects, debug_info=debug)
+    arguments = [jnp.asarray(x) for x in (*closed.consts, *arguments)]
+    return blockwise_p.bind(*arguments, jaxpr=core.ClosedJaxpr(whole, ()), limit=limit)
+
+
+def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
+    """Makes the bodies of a loop, a branch or a remat calls of their own."""
+    # So each is differentiated as a call. Other calls are parts of this one.
+    is_call = eqn.primitive.name in jaxprs.CALLS
+    is_body = eqn.primitive.name in (*jaxprs.REMAT, "scan", "while", "cond")
+    if not (is_call or is_body):
+        return eqn
+
+    def changed(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return type(value)(map(changed, value))
+        if not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
+            return value
+        is_closed = isinstance(value, core.ClosedJaxpr)
+        closed = value if is_closed else core.ClosedJaxpr(value, ())
+        if not regions.has_seeds(closed, limit):
+            return value
+        if is_call:
+            eqns = [_with_blocks_inside(x, limit) for x in closed.jaxpr.eqns]
+            closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns))
+        else:
+            body = functools.partial(call, closed, limit=limit)
+            closed = jax.make_jaxpr(lambda *inputs: body(inputs))(*closed.in_avals)
+        return closed if is_closed else closed.jaxpr
+
+    return eqn.replace(params={key: changed(x) for key, x in eqn.params.items()})
+
+
+blockwise_p = core.Primitive(jaxprs.BLOCKWISE)
+blockwise_p.multiple_results = True
+
+
+def _bind(*arguments: Any, jaxpr: core.ClosedJaxpr, limit: int) -> list:
+    return blockwise_p.bind(*arguments, jaxpr=jaxpr, limit=limit)
+
+
+def _run(*arguments: Any, jaxpr: core.ClosedJaxpr, limit: int) -> list:
+    return regions.run(jaxpr, list(arguments), limit)
+
+
+blockwise_p.def_impl(jax.jit(_bind, static_argnames=("jaxpr", "limit")))
+blockwise_p.def_abstract_eval(lambda *_, jaxpr, limit: jaxpr.out_avals)
+mlir.register_lowering(blockwise_p, mlir.lower_fun(_run, multiple_results=True))
+
+
+def _batched(arguments: Sequence, axes: Sequence, *, jaxpr: Any, limit: int) -> tuple:
+    function = jax.vmap(core.jaxpr_as_fun(jaxpr), tuple(axes))
+    closed = jax.make_jaxpr(function)(*arguments)
+    return call(closed, arguments, limit), [0] * len(jaxpr.out_avals)
+
+
+batching.primitive_batchers[blockwise_p] = _batched
+
+
+@functools.lru_cache(64)
+def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -> tuple:
+    """Splits a derivative into a program of the inputs and a linear one of tangents.
+
+    The first returns the results and what the second needs apart from the tangents of
+    `varied` inputs. Also returns which results have tangents.
+    """
+    function, trees = core.jaxpr_as_fun(jaxpr), []
+
+    def forward(*primals):
+        def of_varied(*inputs):
+            inputs = iter(inputs)
+            pairs = zip(primals, varied, strict=True)
+            return function(
+                *(next(inputs) if is_varied else x for x, is_varied in pairs)
+            )
+
+        changing = itertools.compress(primals, varied)
+        outputs, linear = jax.linearize(of_varied, *changing)
+        leaves, tree = jax.tree.flatten(linear)
+        trees.append(tree)
+        return [*outputs, *leaves]
+
+    whole = jax.make_jaxpr(forward)(*jaxpr.in_avals)
+    count = len(jaxpr.out_avals)
+    first, again = regions.without_large_results(whole, count, limit)
+    are_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jaxpr.out_avals]
+
+    def linear(residuals: Sequence, tangents: Sequence) -> list:
+        outputs = jax.tree.unflatten(trees[-1], again(residuals))(*tangents)
+        return [*itertools.compress(outputs, are_float)]
+
+    tangents = [*itertools.compress(jaxpr.in_avals, varied)]
+    second = jax.make_jaxpr(linear)(first.out_avals[count:], tangents)
+    return first, second, are_float
+
+
+def _jvp(primals: Sequence, tangents: Sequence, *, jaxpr: Any, limit: int) -> tuple:
+    varied = tuple(
+        not isinstance(tangent, ad.Zero) and jnp.issubdtype(x.dtype, jnp.inexact)
+        for x, tangent in zip(jaxpr.in_avals, tangents, strict=True)
+    )
+    first, second, are_float = _linearized(jaxpr, varied, limit)
+    results = call(first, primals, limit)
+    count = len(jaxpr.out_avals)
+    outputs, residuals = results[:count], results[count:]
+    changing = itertools.compress(tangents, varied)
+    changes = iter(call(second, [*residuals, *changing], limit))
+    return outputs, [
+        next(changes) if is_float else ad.Zero.from_primal_value(x)
+        for x, is_float in zip(outputs, are_float, strict=True)
+    ]
+
+
+ad.primitive_jvps[blockwise_p] = _jvp
+
+
+def _transposed(cotangents: Sequence, *arguments: Any, jaxpr: Any, limit: int) -> list:
+    are_linear = [ad.is_undefined_primal(x) for x in arguments]
+    residuals = [x for x in arguments if not ad.is_undefined_primal(x)]
+    tangents = [x.aval for x in arguments if ad.is_undefined_primal(x)]
+    cotangents = [ad.instantiate_zeros(x) for x in cotangents]
+
+    def transposed(residuals: Sequence, cotangents: Sequence) -> tuple:
+        def linear(*tangents):
+            sources = iter(residuals), iter(tangents)
+            inputs = [next(sources[is_linear]) for is_linear in are_linear]
+            return core.jaxpr_as_fun(jaxpr)(*inputs)
+
+        return jax.linear_transpose(linear, *tangents)(cotangents)
+
+    closed = jax.make_jaxpr(transposed)(residuals, cotangents)
+    results = iter(call(closed, [*residuals, *cotangents], limit))
+    return [next(results) if is_linear else None for is_linear in are_linear]
+
+
+ad.primitive_transposes[blockwise_p] = _transposed

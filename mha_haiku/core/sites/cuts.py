@@ -1,0 +1,288 @@
+"""Equations of a program for blocks of rows, for `regions`.
+
+`links` tells which axes of an equation's output are axes of its inputs, and `for_rows`
+computes a block of the output from blocks of the inputs.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+from jax import lax
+from jax.extend import core
+
+from mha_haiku.core.sites import jaxprs
+from mha_haiku.core.sites.levels import Equation, Value
+
+_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"}
+ELEMENTWISE = _COMPARISONS | {
+    *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs"),
+    *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1"),
+    *("log", "log1p", "logistic", "tanh", "tan", "sin", "cos", "sinh", "cosh", "asin"),
+    *("acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv"),
+    *("floor", "ceil", "round", "is_finite", "select_n", "clamp", "nextafter"),
+    *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
+    *(
+        "name",
+        "barrier",
+        "sharding_constraint",
+        "pvary",
+        "shift_left",
+        "population_count",
+    ),
+    *("shift_right_logical", "shift_right_arithmetic", "real", "imag", "conj"),
+}
+_REDUCTIONS: dict[str, Callable] = {
+    "reduce_sum": jax.numpy.add,
+    "reduce_max": jax.numpy.maximum,
+    "reduce_min": jax.numpy.minimum,
+    "reduce_and": jax.numpy.logical_and,
+    "reduce_or": jax.numpy.logical_or,
+}
+_REDUCED = {*_REDUCTIONS, "reduce_prod", "argmax", "argmin"}
+# The parameter with the axes that these work along.
+_ALONG = {
+    **dict.fromkeys(("cumsum", "cumprod", "cummax", "cummin", "cumlogsumexp"), "axis"),
+    **{"sort": "dimension", "rev": "dimensions", "concatenate": "dimension"},
+    "split": "axis",
+}
+_RESIZED = {"slice", "dynamic_slice", "pad"}
+# Primitives that make no sense of their input's numbers, or little: computed again for
+# each block, not kept.
+PULLED = ELEMENTWISE | {
+    *("broadcast_in_dim", "reshape", "iota", "transpose", "squeeze", "gather"),
+    "scatter-add",
+}
+
+
+def run(equations: Iterable[Equation], values: dict[Value, Any]) -> None:
+    """Runs equations in their order, and adds what they compute to the values."""
+    for equation in equations:
+        results = outputs(equation, [read(x, values) for x in equation.inputs])
+        values.update(zip(equation.outputs, results, strict=True))
+
+
+def read(value: Value, values: dict[Value, Any]) -> Any:
+    """Returns a value of the program, or its constant."""
+    return values[value] if value.constant is None else value.constant
+
+
+def outputs(equation: Equation, inputs: list) -> list:
+    """Computes the outputs of an equation."""
+    eqn = equation.eqn
+    if not jaxprs.inner(eqn):
+        results = eqn.primitive.bind(*inputs, **eqn.params)
+        return list(results) if eqn.primitive.multiple_results else [results]
+    # Primitives that hold programs differ in how they are bound.
+    pairs = zip(eqn.invars, inputs, strict=True)
+    values = {x: value for x, value in pairs if not isinstance(x, core.Literal)}
+    jaxpr = core.Jaxpr((), [*values], eqn.outvars, [eqn], eqn.effects)
+    return jaxprs.bound(core.ClosedJaxpr(jaxpr, ()), [*values.values()])
+
+
+# --- Axes
+
+
+def links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
+    """Returns the axis of an input for each axis of an output, None for a new one.
+
+    Returns None where that is not known.
+    """
+    params, name = equation.params, equation.name
+    shape, size = equation.inputs[position].shape, len(output.shape)
+    if name == "dot_general":
+        contracted, shared = params["dimension_numbers"]
+        result: list[int | None] = list(shared[position])
+        for side in (0, 1):
+            gone = {*contracted[side], *shared[side]}
+            free = [i for i in range(len(equation.inputs[side].shape)) if i not in gone]
+            result += free if side == position else [None] * len(free)
+        return result
+    if name == "transpose":
+        return list(params["permutation"])
+    if name == "broadcast_in_dim":
+        result = [None] * size
+        for i, j in enumerate(params["broadcast_dimensions"]):
+            if shape[i] == output.shape[j]:
+                result[j] = i
+        return result
+    if name == "squeeze":
+        return [i for i in range(len(shape)) if i not in params["dimensions"]]
+    if name in _REDUCED:
+        return [i for i in range(len(shape)) if i not in params["axes"]]
+    if name == "reshape":
+        return _reshaped(shape, output.shape)
+    if name == "gather":
+        return _gathered(equation, position, output)
+    if name == "scatter-add":
+        return _scattered(equation, position, output)
+    if name == "top_k" or name in _ALONG or name in _RESIZED:
+        # Other inputs are numbers: where a slice begins, or what it is padded with.
+        return list(range(size)) if len(shape) == size else [None] * size
+    if name in ("site", "optimization_barrier"):
+        is_same = equation.outputs.index(output) == position
+        return list(range(size)) if is_same else [None] * size
+    if name in ELEMENTWISE:
+        # An axis of size 1 is the same for all.
+        axes = range(size) if len(shape) == size else ()
+        same = [i if shape[i] == output.shape[i] else None for i in axes]
+        return same or [None] * size
+    return None
+
+
+def _reshaped(before: tuple, after: tuple) -> list[int | None]:
+    def starts(shape: tuple) -> Iterator[tuple[int, int, int]]:
+        count = 1
+        for axis, size in enumerate(shape):
+            yield axis, count, size
+            count *= size
+
+    at = {(count, size): axis for axis, count, size in starts(before) if size > 1}
+    return [at.get((count, size)) for _, count, size in starts(after)]
+
+
+def _gathered(
+    equation: Equation, position: int, output: Value
+) -> list[int | None] | None:
+    numbers = equation.params["dimension_numbers"]
+    indices = equation.inputs[1].shape
+    rest = [i for i in range(len(output.shape)) if i not in numbers.offset_dims]
+    of_indices: list[int | None] = [None] * len(output.shape)
+    for axis, i in zip(rest, range(len(indices) - 1), strict=True):
+        of_indices[axis] = i
+    if position == 1:
+        return of_indices
+    shared = dict(
+        zip(
+            numbers.start_indices_batching_dims,
+            numbers.operand_batching_dims,
+            strict=True,
+        )
+    )
+    of_operand = [shared.get(i) for i in of_indices]  # type: ignore[arg-type]
+    kept = [
+        i
+        for i in range(len(equation.inputs[0].shape))
+        if i not in numbers.collapsed_slice_dims
+        and i not in numbers.operand_batching_dims
+    ]
+    for axis, i in zip(numbers.offset_dims, kept, strict=True):
+        whole = equation.params["slice_sizes"][i] == equation.inputs[0].shape[i]
+        of_operand[axis] = i if whole and not _starts_at(numbers, i) else None
+    return of_operand
+
+
+def _starts_at(numbers: Any, axis: int) -> bool:
+    return axis in numbers.start_index_map
+
+
+def _scattered(equation: Equation, position: int, output: Value) -> list[int | None]:
+    numbers, size = equation.params["dimension_numbers"], len(output.shape)
+    if position == 0:
+        return list(range(size))
+    shared = dict(
+        zip(
+            numbers.operand_batching_dims,
+            numbers.scatter_indices_batching_dims,
+            strict=True,
+        )
+    )
+    if position == 1:
+        return [shared.get(i) for i in range(size)]
+    updates = equation.inputs[2].shape
+    rest = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
+    of_updates = [rest[shared[i]] if i in shared else None for i in range(size)]
+    gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
+    windowed = [i for i in range(size) if i not in gone]
+    for i, j in zip(windowed, numbers.update_window_dims, strict=True):
+        is_whole = updates[j] == output.shape[i]
+        of_updates[i] = j if is_whole and not _is_placed(numbers, i) else None
+    return of_updates
+
+
+def _is_placed(numbers: Any, axis: int) -> bool:
+    return axis in numbers.scatter_dims_to_operand_dims
+
+
+def keeps_rows(equation: Equation, output: Value, axis: int) -> bool:
+    """Checks whether an output's axis may be cut in blocks, each computed alone."""
+    params, name = equation.params, equation.name
+    if name in _ALONG:
+        along = params[_ALONG[name]]
+        return axis not in (along if isinstance(along, tuple) else (along,))
+    if name == "top_k":
+        return axis != len(output.shape) - 1
+    if name in _RESIZED:
+        return equation.inputs[0].shape[axis] == output.shape[axis]
+    if name == "scatter-add":
+        return _scattered(equation, 2, output)[axis] is not None
+    return True
+
+
+def summed(equation: Equation, position: int, axis: int) -> Callable | None:
+    """Returns what joins results of blocks if an equation sums over an input's axis."""
+    if equation.name == "dot_general":
+        contracted, _ = equation.params["dimension_numbers"]
+        return jax.numpy.add if axis in contracted[position] else None
+    if equation.name in _REDUCTIONS and axis in equation.params["axes"]:
+        return _REDUCTIONS[equation.name]
+    return None
+
+
+def partner(equation: Equation, position: int, axis: int) -> int:
+    """Finds the axis of the other operand that a product sums along with an axis."""
+    contracted, _ = equation.params["dimension_numbers"]
+    return contracted[1 - position][contracted[position].index(axis)]
+
+
+def neutral(equation: Equation, dtype: Any) -> Any:
+    """Returns the number that changes no result of a reduction."""
+    if equation.name == "reduce_and":
+        return np.array(True)
+    if equation.name in ("reduce_max", "reduce_min"):
+        sign = -1 if equation.name == "reduce_max" else 1
+        if np.issubdtype(dtype, np.integer):
+            limits = np.iinfo(dtype)
+            return np.array(limits.min if sign < 0 else limits.max, dtype)
+        return np.array(sign * np.inf).astype(dtype)
+    return np.zeros((), dtype)
+
+
+def for_rows(
+    equation: Equation, values: list, axis: int | None, positions: jax.Array
+) -> list:
+    """Computes the outputs for some rows, their positions along an axis of theirs."""
+    params, name, rows = equation.params, equation.name, len(positions)
+    if axis is None:
+        return outputs(equation, values)
+    shape = list(equation.outputs[0].shape)
+    shape[axis] = rows
+    if name == "broadcast_in_dim":
+        return [lax.broadcast_in_dim(values[0], shape, params["broadcast_dimensions"])]
+    if name == "reshape":
+        return [lax.reshape(values[0], shape)]
+    if name == "iota":
+        if params["dimension"] == axis:
+            x = positions.astype(params["dtype"])
+            return [lax.broadcast_in_dim(x, shape, (axis,))]
+        return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
+    if name == "slice":
+        limits = list(params["limit_indices"])
+        limits[axis] = rows
+        return [
+            lax.slice(values[0], params["start_indices"], limits, params["strides"])
+        ]
+    if name == "dynamic_slice":
+        return [lax.dynamic_slice(values[0], values[1:], shape)]
+    if name == "gather":
+        sizes = list(params["slice_sizes"])
+        linked = links(equation, 0, equation.outputs[0])
+        if linked is not None and linked[axis] is not None:
+            if axis in params["dimension_numbers"].offset_dims:
+                sizes[linked[axis]] = rows  # type: ignore[call-overload]
+        numbers = params | {"slice_sizes": tuple(sizes)}
+        return [equation.eqn.primitive.bind(*values, **numbers)]
+    if name == "sharding_constraint":
+        return values
+    return outputs(equation, values)
