@@ -71,6 +71,7 @@ KINDS = [
         left_out="needs .[models]; tests/commands/test_import_model.py",
     ),
     Kind("--help"),
+    Kind("timeline_every=", "--config.training.timeline_every=4"),
     Kind(r"scripts/train|experiments\.train"),
     Kind("experiments.dump_attention"),
     Kind("experiments.generate", "--tokens=8"),
@@ -78,6 +79,7 @@ KINDS = [
     Kind(r"experiments.prune_heads .*--steps", "--examples=4 --steps=4"),
     Kind("experiments.prune_heads", "--examples=4"),
     Kind("experiments.circuits", "--examples=4"),
+    Kind("experiments.learn_gates", "--steps=4 --tuning_steps=4"),
     Kind("experiments.rollout"),
 ]
 

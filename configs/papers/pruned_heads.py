@@ -14,7 +14,7 @@ python -m experiments.head_importance --workdir=runs/pruned_heads --metric=accur
 Expect 99.99 percent without the 7 of 16 heads that the gradient ranks last, 99.92
 without 8 and 96.78 without 9. Ablated one by one (mean ablation), one
 head costs 25 points, one 0.2, one 0.06, and 13 nothing. This holds for models with more
-heads than needed: of a text_lm with 32 heads, 3 cost 2.3 points.
+heads than needed: of learned_gates.py, 3 of 32 heads cost 2.3 points.
 """
 
 from mha_haiku import runs

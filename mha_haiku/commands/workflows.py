@@ -206,3 +206,22 @@ def prune_heads(
         print(result.text())
         saved = saved_models.save_run(result.smallest, folder, steps=steps)
         print(f"\nPruned run: {saved}")
+
+
+@command
+@options_of(functools.partial(VERBS["learn_gates"].function, None))
+def learn_gates(*, run: Run, **options: Any) -> None:
+    """Removes heads of a trained run by learned gates; compares with a new training.
+
+    Run: python -m mha_haiku learn_gates --workdir=runs/induction_two_layers
+
+    The run should have converged. Hard-concrete gates are trained together with the
+    model, with a penalty per open gate. Heads whose gates are shut are pruned, and the
+    rest is tuned. Then the same architecture is trained from scratch for as many steps.
+    All three are saved as new runs: gated, pruned and scratch. The same command resumes
+    after an interruption.
+    """
+    result = run.subject().learn_gates(**options)
+    print(result.text())
+    if folder := result.smallest.folder:
+        print(f"\nRuns: {folder.root.parent}")

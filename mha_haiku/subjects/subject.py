@@ -107,6 +107,7 @@ class Subject:
     if TYPE_CHECKING:  # `verb` makes these methods when their modules are imported
         from mha_haiku.subjects.verbs.causes import circuit, compositions, patch, paths
         from mha_haiku.subjects.verbs.explanations import reads, strongest, why, writes
+        from mha_haiku.subjects.verbs.gate_learning import learn_gates
         from mha_haiku.subjects.verbs.generation import generate
         from mha_haiku.subjects.verbs.per_head import (
             importance,

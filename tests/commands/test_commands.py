@@ -197,6 +197,8 @@ def test_a_folder_that_cannot_be_written_is_refused_before_the_work(
         ("rollout", [], "attention"),
         ("prune_heads", ["--sweep"], "heads"),
         ("prune_heads", ["--keep=0.5"], "../run_pruned"),
+        ("learn_gates", [], "../run_gates"),
+        ("learn_gates", [], "../run_gates/gated"),
     ],
 )
 def test_a_file_in_the_way_of_results_is_refused_before_the_work(

@@ -136,6 +136,9 @@ CALLS = {
         "1 2 3" if s.name == "encoder-decoder" else "abc", tokens=2
     ),
     "importance": lambda s, x, y, n, out: s.importance(examples=n),
+    "learn_gates": lambda s, x, y, n, out: s.learn_gates(
+        out, penalty=0.1, steps=1, tuning_steps=1
+    ),
     "lens": lambda s, x, y, n, out: s.lens(x),
     "logits": lambda s, x, y, n, out: s.logits(x),
     "look": lambda s, x, y, n, out: s.look(x, ["*/heads"]),
@@ -175,7 +178,7 @@ def test_every_verb_and_reason_is_in_the_table():
 
 
 # Of models that are built here, these take minutes, and have tests of their own.
-_LONG = ("train", "sweep", "prune", "reads", "why", "writes")
+_LONG = ("learn_gates", "train", "sweep", "prune", "reads", "why", "writes")
 _BUILT = ("causal", "encoder", "encoder-decoder", "sentences")
 _QUICK = ("ablated", "edited", "logits", "look", "maps", "measured", "sites")
 

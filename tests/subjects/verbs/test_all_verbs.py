@@ -54,6 +54,7 @@ CALLS = {
 SHARED = ("importance", "measured", "metrics", "roles", "show", "statistics")
 REFUSING = {
     "compositions": lambda x, folder: x.compositions(),
+    "learn_gates": lambda x, folder: x.learn_gates(folder, penalty=0.1, steps=1),
     "prune": lambda x, folder: x.prune(0.5),
     "reads": lambda x, folder: x.reads(2),
     "save": lambda x, folder: x.save(folder),
