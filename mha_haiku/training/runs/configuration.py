@@ -20,11 +20,17 @@ from mha_haiku.training.optimizers import OptimizerConfig
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 _PARTS = fields.integer(1, 2**20)
-# Fields of mha_haiku 0.2 that do not matter to a run that has begun, and values of
+# Fields of earlier versions that do not matter to a run that has begun, and values of
 # others that mean the same as no such field.
 _IDLE = ("init_from", "devices.data", "training.tensorboard", "training.samples")
-_IDLE += ("training.non_finite", "training.max_skips")
-_NEUTRAL = {"training.seeds": 1, "model.embedding.image": None}
+_IDLE += ("training.non_finite", "training.max_skips", "model.rematerialize")
+_IDLE += ("training.timeline_every",)
+_NEUTRAL = {
+    "training.seeds": 1,
+    "model.embedding.image": None,
+    "model.attention.differential": False,
+    "model.attention.temperature": 1.0,
+}
 
 
 class TrainingConfig(Section, path="config.training"):
@@ -39,11 +45,6 @@ class TrainingConfig(Section, path="config.training"):
     evaluate_every: int = field(200, "steps between evaluations", _STEPS)
     evaluation_examples: int = field(1024, "held-out examples per evaluation", _COUNT)
     checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
-    timeline_every: int = field(
-        0,
-        "steps between measurements of heads for heads/timeline.png; 0 for none",
-        fields.integer(0, 2**31 - 1),
-    )
 
 
 class SavedMapsConfig(Section, path="config.attention"):
@@ -151,10 +152,11 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
     """Returns a config that describes a task, whose class it registers."""
     sections = _sections(_registered(task))
-    options = tasks.values(task)
-    return config.replace(
-        **{key: section.replace(**options[key]) for key, section in sections.items()}
-    )
+    changes = {}
+    for key, section in sections.items():
+        options = {x: getattr(task, x) for x in vars(section) if x != "name"}
+        changes[key] = section.replace(**options)
+    return config.replace(**changes)
 
 
 def _sections(task_name: str) -> dict[str, Any]:

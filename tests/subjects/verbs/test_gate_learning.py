@@ -205,10 +205,10 @@ def test_heads_that_cannot_be_removed_are_refused_before_the_work(
 
     monkeypatch.setattr(gate_learning, "fit_gates", begun)
     monkeypatch.setattr(pruned_models, "order_of", begun)
-    config = make_config(model__attention__differential=True)
+    config = make_config(model__qk_norm=True, model__attention__qk_norm_over="layer")
     subject = Subject.of_folder(write_untrained(tmp_path / "run", config))
     options = OPTIONS | {"out": tmp_path / "out"} if verb == "learn_gates" else {}
-    with pytest.raises(ValueError, match=f"{verb} is not for .* has differential = T"):
+    with pytest.raises(ValueError, match=f"{verb} is not for .* qk_norm_over = "):
         getattr(subject, verb)(**options)
     assert not (tmp_path / "out").exists()
 

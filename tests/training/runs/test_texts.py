@@ -78,7 +78,7 @@ def test_text_of_ones_own_needs_no_other(trained, path):
     ]
     for one, other in zip(_maps(run), maps, strict=True):
         np.testing.assert_array_equal(one.weights(), other.weights())
-    with pytest.raises(ConfigError, match="path must be a text file .* does not exist"):
+    with pytest.raises(ConfigError, match="path .* cannot be read: No such file"):
         run.examples(2)
 
 
