@@ -84,7 +84,7 @@ def import_model(
       path: UTF-8 file, or folder of files, with the text of the examples; default:
         Python's documentation.
     """
-    progress.say(f"importing {source}")
+    progress.say("importing")
     made = imported_runs.write(
         source, workdir, sequence_length=sequence_length, path=path
     )
