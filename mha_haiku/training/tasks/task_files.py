@@ -1,7 +1,8 @@
 """Tasks of users: their files and classes, and checks that a class is a task.
 
-"mine.py:MyTask" names the class MyTask in the file mine.py, which is executed. Its path
-is relative to the working directory; see `configuration.of_json` for a run's file.
+"mine.py:MyTask" names the class MyTask in the file mine.py. The file is executed. Its
+path is relative to the working directory; `runs.folders.read_config` executes no file
+that the caller does not trust.
 
 "my_task" names the class MyTask in configs/tasks/my_task.py. The folder is found from
 the package, and a name without a path cannot leave it: such a file is code like the

@@ -183,9 +183,8 @@ def stranger(monkeypatch, make_config):
 
 _COMMANDS = [
     *("circuits", "dump_attention", "generate --prompt=1", "head_importance"),
-    *("head_statistics", "learn_gates", "prune_heads --keep=0.5", "rollout", "train"),
+    *("head_statistics", "prune_heads --keep=0.5", "rollout", "train"),
     "train --config=configs/reverse.py --config.training.steps=2",
-    "train --config=configs/reverse.py --init_from=stranger --workdir=new",
     "prune_heads --keep=0.5 --workdir=new --out=stranger",
     "import_model --source=stranger --workdir=new",
     "import_model --source=nonsense",
@@ -205,27 +204,13 @@ def test_no_command_executes_what_a_run_names(command, stranger, capsys):
         assert "--trust" in told
 
 
-@pytest.mark.slow
-def test_the_file_of_a_run_is_found_from_another_working_directory(
-    make_config, monkeypatch
-):
-    config = configuration.default_config("mine.py:Step")
-    root = tiny_runs.write_untrained(
-        "run", config.replace(model=make_config().model.to_json())
-    ).resolve()
-    assert runs.load_run(root).config.task.name == "mine.py:Step"
-    pathlib.Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    run = runs.load_run(root)  # of a file that this process has executed
-    assert run.config.task.name == f"{root.parent / 'mine.py'}:Step"
-    assert run.examples(2).inputs.shape == (2, 6)
-    monkeypatch.setattr(task_files, "_loaded", {})
-    with pytest.raises(ConfigError, match=r"would execute the file '/.*mine.py'"):
-        runs.load_run(root)
-    assert runs.load_run(root, trust=True).task.name == "Step"
-    (root.parent / "mine.py").write_text(SOURCE + "\n")
-    with pytest.raises(ConfigError, match="has changed"):
-        runs.load_run(root, trust=True)
+def test_every_command_that_opens_a_run_can_trust_it():
+    named = {command.split()[0] for command in _COMMANDS}
+    for path in pathlib.Path(__file__).parents[3].glob("experiments/[!_]*.py"):
+        name = path.stem
+        if name not in ("import_model", "reproduce"):
+            flags = {option.name for option in commands.commands()[name].options}
+            assert {"workdir", "trust"} <= flags and name in named
 
 
 @pytest.mark.parametrize(
@@ -235,9 +220,6 @@ def test_the_file_of_a_run_is_found_from_another_working_directory(
         lambda root: mh.show(root),
         pictures.dossier_of,  # of compare=,
         lambda root: runs.train(runs.default_config(), root),
-        lambda root: runs.train(
-            runs.default_config().replace(init_from=str(root)), "new"
-        ),
         lambda root: mh.MapSet.load(root),
     ],
 )
