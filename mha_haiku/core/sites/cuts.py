@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from mha_haiku.core.sites import jaxprs
+from mha_haiku.core.sites import jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Value
 
 _COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"}
@@ -23,15 +23,8 @@ ELEMENTWISE = _COMPARISONS | {
     *("acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv"),
     *("floor", "ceil", "round", "is_finite", "select_n", "clamp", "nextafter"),
     *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
-    *(
-        "name",
-        "barrier",
-        "sharding_constraint",
-        "pvary",
-        "shift_left",
-        "population_count",
-    ),
-    *("shift_right_logical", "shift_right_arithmetic", "real", "imag", "conj"),
+    *("name", "sharding_constraint", "pvary", "shift_left", "shift_right_logical"),
+    *("shift_right_arithmetic", "population_count", "real", "imag", "conj"),
 }
 _REDUCTIONS: dict[str, Callable] = {
     "reduce_sum": jax.numpy.add,
@@ -52,14 +45,15 @@ _RESIZED = {"slice", "dynamic_slice", "pad"}
 # each block, not kept.
 PULLED = ELEMENTWISE | {
     *("broadcast_in_dim", "reshape", "iota", "transpose", "squeeze", "gather"),
-    "scatter-add",
+    *("scatter-add", "concatenate", "slice", "pad", "rev", "cumsum"),
 }
 
 
 def run(equations: Iterable[Equation], values: dict[Value, Any]) -> None:
     """Runs equations in their order, and adds what they compute to the values."""
     for equation in equations:
-        results = outputs(equation, [read(x, values) for x in equation.inputs])
+        with jax.named_scope(jaxprs.path(equation.eqn) or "/"):
+            results = outputs(equation, [read(x, values) for x in equation.inputs])
         values.update(zip(equation.outputs, results, strict=True))
 
 
@@ -71,14 +65,15 @@ def read(value: Value, values: dict[Value, Any]) -> Any:
 def outputs(equation: Equation, inputs: list) -> list:
     """Computes the outputs of an equation."""
     eqn = equation.eqn
-    if not jaxprs.inner(eqn):
+    held = jaxprs.inner(eqn)
+    if not held:
         results = eqn.primitive.bind(*inputs, **eqn.params)
         return list(results) if eqn.primitive.multiple_results else [results]
     # Primitives that hold programs differ in how they are bound.
     pairs = zip(eqn.invars, inputs, strict=True)
     values = {x: value for x, value in pairs if not isinstance(x, core.Literal)}
-    jaxpr = core.Jaxpr((), [*values], eqn.outvars, [eqn], eqn.effects)
-    return jaxprs.bound(core.ClosedJaxpr(jaxpr, ()), [*values.values()])
+    part = jaxprs.part(held[0].jaxpr, values, eqn.outvars, [eqn])
+    return jaxprs.bound(part, [*values.values()])
 
 
 # --- Axes
@@ -123,12 +118,31 @@ def links(equation: Equation, position: int, output: Value) -> list[int | None] 
     if name in ("site", "optimization_barrier"):
         is_same = equation.outputs.index(output) == position
         return list(range(size)) if is_same else [None] * size
+    if name in jaxprs.CUSTOM:
+        return _through(equation, position, equation.outputs.index(output))
     if name in ELEMENTWISE:
         # An axis of size 1 is the same for all.
         axes = range(size) if len(shape) == size else ()
         same = [i if shape[i] == output.shape[i] else None for i in axes]
         return same or [None] * size
     return None
+
+
+def _through(equation: Equation, position: int, number: int) -> list[int | None] | None:
+    """Follows the axes of an input of a call to an output."""
+    (closed,) = jaxprs.inner(equation.eqn)
+    program = levels.graph(closed.jaxpr, closed.consts)
+    value = program.inputs[position]
+    found: dict[Value, list[int | None]] = {value: [*range(len(value.shape))]}
+    for inside in program.equations:
+        for n, value in enumerate(inside.inputs):
+            for output in inside.outputs if value in found else ():
+                linked = links(inside, n, output) or [None] * len(output.shape)
+                axes = [None if i is None else found[value][i] for i in linked]
+                before = found.get(output, axes)
+                pairs = zip(before, axes, strict=True)
+                found[output] = [j if i is None else i for i, j in pairs]
+    return found.get(program.outputs[number])
 
 
 def _reshaped(before: tuple, after: tuple) -> list[int | None]:
@@ -190,8 +204,7 @@ def _scattered(equation: Equation, position: int, output: Value) -> list[int | N
     )
     if position == 1:
         return [shared.get(i) for i in range(size)]
-    updates = equation.inputs[2].shape
-    rest = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
+    updates, rest = equation.inputs[2].shape, _scattered_axes(equation)
     of_updates = [rest[shared[i]] if i in shared else None for i in range(size)]
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windowed = [i for i in range(size) if i not in gone]
@@ -199,6 +212,12 @@ def _scattered(equation: Equation, position: int, output: Value) -> list[int | N
         is_whole = updates[j] == output.shape[i]
         of_updates[i] = j if is_whole and not _is_placed(numbers, i) else None
     return of_updates
+
+
+def _scattered_axes(equation: Equation) -> list[int]:
+    """Lists the axes of a scatter's updates that are axes of the indices."""
+    window = equation.params["dimension_numbers"].update_window_dims
+    return [i for i in range(len(equation.inputs[2].shape)) if i not in window]
 
 
 def _is_placed(numbers: Any, axis: int) -> bool:
@@ -222,18 +241,28 @@ def keeps_rows(equation: Equation, output: Value, axis: int) -> bool:
 
 def summed(equation: Equation, position: int, axis: int) -> Callable | None:
     """Returns what joins results of blocks if an equation sums over an input's axis."""
-    if equation.name == "dot_general":
-        contracted, _ = equation.params["dimension_numbers"]
+    params, name = equation.params, equation.name
+    if name == "dot_general":
+        contracted, _ = params["dimension_numbers"]
         return jax.numpy.add if axis in contracted[position] else None
-    if equation.name in _REDUCTIONS and axis in equation.params["axes"]:
-        return _REDUCTIONS[equation.name]
+    if name == "scatter-add" and position == 2:
+        return jax.numpy.add if axis in _scattered_axes(equation) else None
+    if name in _REDUCTIONS and axis in params["axes"]:
+        return _REDUCTIONS[name]
     return None
 
 
-def partner(equation: Equation, position: int, axis: int) -> int:
-    """Finds the axis of the other operand that a product sums along with an axis."""
-    contracted, _ = equation.params["dimension_numbers"]
-    return contracted[1 - position][contracted[position].index(axis)]
+def summed_axes(equation: Equation, position: int, axis: int) -> list[int | None]:
+    """Finds the axis of each input that is summed over along with an input's axis."""
+    axes: list[int | None] = [None] * len(equation.inputs)
+    axes[position] = axis
+    if equation.name == "dot_general":
+        contracted, _ = equation.params["dimension_numbers"]
+        place = contracted[position].index(axis)
+        axes[1 - position] = contracted[1 - position][place]
+    if equation.name == "scatter-add":
+        axes[1] = _scattered_axes(equation).index(axis)
+    return axes
 
 
 def neutral(equation: Equation, dtype: Any) -> Any:

@@ -97,8 +97,11 @@ class Component:
         return len(self.whole), count, summed
 
 
-def components(program: Graph, limit: int) -> list[Component]:
-    """Finds the components of a program whose values have more than `limit` numbers."""
+def _large(program: Graph, limit: int) -> list[tuple[dict[Value, int], ...]]:
+    """Finds the values with queries and keys of each attention, and their axes.
+
+    For each there are two choices of what is cut: either axis, by value.
+    """
     labels, axes = _Labels(), {}
     for equation in program.equations:
         marked = [(n, axes[x]) for n, x in enumerate(equation.inputs) if x in axes]
@@ -123,17 +126,27 @@ def components(program: Graph, limit: int) -> list[Component]:
     for value, pair in axes.items():
         found = {labels.find(label): axis for axis, label in pair.items()}
         groups[frozenset(found)][value] = found
-    plans = []
-    for key, values in groups.items():
-        if len(key) == 2:  # else an axis is of queries and of keys
-            choices = [{v: x[label] for v, x in values.items()} for label in key]
-            first = next(iter(values))
-            area = math.prod(first.shape[axis] for axis in values[first].values())
-            plans.append(_best(program, choices, area))
+    return [
+        tuple({v: x[label] for v, x in values.items()} for label in key)
+        for key, values in groups.items()
+        if len(key) == 2  # else an axis is of queries and of keys
+    ]
+
+
+def _area(choices: tuple[dict[Value, int], ...]) -> int:
+    """Multiplies the number of queries and the number of keys."""
+    value = next(iter(choices[0]))
+    return math.prod(value.shape[rows[value]] for rows in choices)
+
+
+def components(program: Graph, limit: int) -> list[Component]:
+    """Plans the components of a program whose values have more than `limit` numbers."""
+    found = _large(program, limit)
+    plans = [_best(program, choices, _area(choices)) for choices in found]
     return plans + _reductions(program, plans)
 
 
-def _best(program: Graph, choices: list[dict], area: int) -> Component:
+def _best(program: Graph, choices: Sequence[dict], area: int) -> Component:
     plans = [_cut(program, rows, area) for rows in choices]
     return min(plans, key=lambda plan: plan.cost)
 
@@ -287,12 +300,8 @@ def axes_of(equation: Equation, plan: Component) -> list[int | None]:
         return list(_linked(equation, output, axis))
     summed = _summed(equation, plan)
     assert summed is not None
-    result: list[int | None] = [None] * len(equation.inputs)
     n, _ = summed
-    result[n] = plan.rows[equation.inputs[n]]
-    if equation.name == "dot_general":
-        result[1 - n] = cuts.partner(equation, n, result[n])
-    return result
+    return cuts.summed_axes(equation, n, plan.rows[equation.inputs[n]])
 
 
 def _linked(equation: Equation, output: Value, axis: int) -> Iterator[int | None]:
@@ -382,7 +391,8 @@ def _is_cut(equation: Equation, output: Value, axis: int) -> bool:
 
 def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
     """Returns a program, the equations and regions to run in order, and scans."""
-    program = levels.graph(closed.jaxpr, closed.consts, barred=limit)
+    consts = closed.consts
+    program = levels.graph(closed.jaxpr, consts, barred=limit, has_sites=False)
     scans = _with_masks_inside(program, limit)
     plans = components(program, limit)
     while True:
@@ -405,16 +415,23 @@ def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
 def whole(closed: core.ClosedJaxpr, limit: int) -> list[str]:
     """Lists the values of all queries and keys that a program makes, with the maker."""
     program, order, _ = _planned(closed, limit)
-    eqns = jaxprs.walk(closed.jaxpr)
-    areas = [_area(eqn) for eqn in eqns if is_seed(eqn, limit)]
+    seeds = [eqn for eqn in jaxprs.walk(closed.jaxpr) if is_seed(eqn, limit)]
+    lengths = {tuple(sorted(eqn.outvars[0].aval.shape)[-2:]) for eqn in seeds}
+
+    def is_whole(value: Value) -> bool:
+        counts = collections.Counter(value.shape)
+        return any(not collections.Counter(both) - counts for both in lengths)
+
     lines: dict[str, None] = {}
     for unit in order:
-        if isinstance(unit, _Region):
-            large = [(x, "blocks") for x in unit.outputs if x in unit.plan.rows]
-        else:
-            large = [(x, unit.name) for x in unit.outputs if areas]
-        for value, name in large:
-            if value.size >= min(areas, default=0) // 2:
+        for value in unit.outputs:
+            if isinstance(unit, _Region):
+                name, rows, maker = "blocks", unit.plan.rows, value.maker
+                reads = [x for x in maker.inputs if x in rows] if maker else []
+                large = value in rows or any(value.size >= x.size for x in reads)
+            else:
+                name, large = unit.name, is_whole(value)
+            if large:
                 lines[f"{value.aval.str_short()} of {name}"] = None
     return [*lines]
 
@@ -503,7 +520,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
                 for x, axis in zip(equation.inputs, node.of_inputs, strict=True)
             ]
             if node.axis is None:
-                results = _of_block(node, inputs, is_new)
+                results = _of_block(node, plan, inputs, is_new)
             else:
                 results = cuts.for_rows(equation, inputs, node.axis, first, rows)
             here.update(
@@ -521,9 +538,11 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
         for x in sums
     ]
     totals, parts = lax.scan(block, begin, jnp.arange(count))
-    result = {
-        x: total.astype(x.aval.dtype) for x, total in zip(sums, totals, strict=True)
-    }
+    result = {}
+    for x, total in zip(sums, totals, strict=True):
+        result[x] = total.astype(x.aval.dtype)
+        if x.maker.name == "scatter-add":
+            result[x] += cuts.read(x.maker.inputs[0], values)
     for x, part in zip(stacked, parts, strict=True):
         axis = region.outputs[x]
         assert axis is not None
@@ -566,19 +585,20 @@ def _sum_dtype(value: Value) -> Any:
     return jnp.float32 if is_short else dtype
 
 
-def _of_block(node: _Node, inputs: list, is_new: Any) -> list:
+def _of_block(node: _Node, plan: Component, inputs: list, is_new: Any) -> list:
     """Computes a block's part of a sum over all rows."""
     equation = node.equation
     (output,) = equation.outputs
+    summed = _summed(equation, plan)
+    assert summed is not None
+    n, _ = summed
     if is_new is not None:
-        for n, axis in enumerate(node.of_inputs):
-            if axis is None:
-                continue
-            shape = [1] * inputs[n].ndim
-            shape[axis] = -1
-            neutral = cuts.neutral(equation, inputs[n].dtype)
-            inputs[n] = jnp.where(is_new.reshape(shape), inputs[n], neutral)
-            break
+        shape = [1] * inputs[n].ndim
+        shape[node.of_inputs[n]] = -1  # type: ignore[call-overload]
+        neutral = cuts.neutral(equation, inputs[n].dtype)
+        inputs[n] = jnp.where(is_new.reshape(shape), inputs[n], neutral)
+    if equation.name == "scatter-add":
+        inputs[0] = jnp.zeros_like(inputs[0])  # what is added to comes at the end
     if equation.name != "dot_general" or _sum_dtype(output) == output.aval.dtype:
         return cuts.outputs(equation, inputs)
     params = equation.params | {"preferred_element_type": jnp.dtype(jnp.float32)}
@@ -609,7 +629,12 @@ class _Recipe:
     def __call__(self, small: Sequence) -> list:
         """Computes the values from the small ones."""
         values = dict(zip(self.small, small, strict=True))
-        cuts.run(self._steps, values)
+        for equation in self._steps:
+            if equation.name == "site":  # it was passed when the value was made
+                inputs = (cuts.read(x, values) for x in equation.inputs)
+                values.update(zip(equation.outputs, inputs, strict=True))
+            else:
+                cuts.run([equation], values)
         return [cuts.read(x, values) for x in self.values]
 
 
@@ -654,8 +679,7 @@ def _with_masks_inside(program: Graph, limit: int) -> dict[Equation, _Scan]:
     for equation in program.equations:
         if equation.name != "scan":
             continue
-        eqns = jaxprs.walk(jaxprs.inner(equation.eqn)[0].jaxpr)
-        area = min((_area(x) for x in eqns if is_seed(x, limit)), default=None)
+        area = _least_area(jaxprs.inner(equation.eqn)[0].jaxpr, limit)
         consts = equation.inputs[: jaxprs.carried(equation.eqn)[0]]
         if area is not None and any(_is_mask(area, x) for x in consts):
             recipe = _Recipe(consts, functools.partial(_is_mask, area))
@@ -663,9 +687,10 @@ def _with_masks_inside(program: Graph, limit: int) -> dict[Equation, _Scan]:
     return scans
 
 
-def _area(eqn: Any) -> int:
-    *_, first, second = sorted(eqn.outvars[0].aval.shape)
-    return first * second
+def _least_area(jaxpr: core.Jaxpr, limit: int) -> int | None:
+    """Finds the least number of queries times keys; None without a product of both."""
+    shapes = [x.outvars[0].aval.shape for x in jaxprs.walk(jaxpr) if is_seed(x, limit)]
+    return min((math.prod(sorted(x)[-2:]) for x in shapes), default=None)
 
 
 def _is_mask(area: int, value: Value) -> bool:
@@ -677,26 +702,32 @@ def _is_mask(area: int, value: Value) -> bool:
 
 def without_large_results(
     closed: core.ClosedJaxpr, count: int, limit: int
-) -> tuple[core.ClosedJaxpr, Callable[[Sequence], list]]:
+) -> tuple[core.ClosedJaxpr, list[Any], list[int | None], Callable[[Sequence], list]]:
     """Replaces large results after the first `count` by what they are computed from.
 
-    Returns the program with these results, and a function from them to the results
-    after the first `count` of the given program.
+    Returns the program with these sources after the first results; the shapes of all
+    sources; for each of them the number of the argument that it is, None if the
+    program makes it; and a function from sources to the results after the first
+    `count` of the given program.
     """
-    program = levels.graph(closed.jaxpr, closed.consts, barred=limit)
-    plans = components(program, limit)
-    large = {value for plan in plans for value in plan.rows}
-    area = min((plan.area for plan in plans), default=None)
+    program = levels.graph(
+        closed.jaxpr, closed.consts, barred=limit, enters_custom=False
+    )
+    large = {value for choices in _large(program, limit) for value in choices[0]}
+    area = _least_area(closed.jaxpr, limit)
 
     def is_large(value: Value) -> bool:
         return value in large or (area is not None and _is_mask(area, value))
 
     recipe = _Recipe(program.outputs[count:], is_large)
-    results = [*program.outputs[:count], *recipe.small]
+    number = {value: i for i, value in enumerate(program.inputs)}
+    places = [number.get(x) for x in recipe.small]
+    results = [*program.outputs[:count], *(x for x in recipe.small if x not in number)]
 
     def shortened(*arguments: Any) -> list:
         values = dict(zip(program.inputs, arguments, strict=True))
         cuts.run(program.equations, values)
         return [cuts.read(x, values) for x in results]
 
-    return jax.make_jaxpr(shortened)(*closed.in_avals), recipe
+    first = jax.make_jaxpr(shortened)(*closed.in_avals)
+    return first, [x.aval for x in recipe.small], places, recipe
