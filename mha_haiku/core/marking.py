@@ -36,6 +36,9 @@ class Facet(NamedTuple):
     # view is read-only.
     write: Callable[[Any, Any], Any] | None = lambda value, changed: changed
     advice: str = ""  # what to edit instead, if the view is read-only
+    # What reads the view if other views of the same attention are edited, if that
+    # differs from `read`.
+    read_edited: Callable[[Any], Any] | None = None
 
 
 def site(name: str, value: Any) -> Any:

@@ -142,6 +142,11 @@ class ScoreBias(tiles.Part, abc.ABC):
     ) -> None:
         """Raises ValueError if the bias does not fit these sizes; see `Mask.check`."""
 
+    def at_head(self, example: tuple, head: int | Array) -> Self:
+        """Selects one head of one example of an aligned bias: H = 1, no batch axes."""
+        index = (*example, head)
+        return jax.tree.map(lambda x: tiles.at_batch(x, index)[None], self)
+
     def at_heads(self, heads: Sequence[int]) -> Self:
         """Selects the bias of some of the heads, in their order."""
         raise TypeError(f"{type(self).__name__} must define at_heads(heads).")

@@ -4,7 +4,7 @@
 """
 
 import dataclasses
-from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ class Factors:
     # attention, which computes it.
     log_sum: LogSum | None = None
     # The walk over the tiles of a map that devices share, in place of `tiled.fold`.
-    fold: Callable | None = tiles.static(default=None)
+    fold: Any = tiles.static(default=None)
 
     @property
     def logsumexp(self) -> Float[Array, "*B H T"]:

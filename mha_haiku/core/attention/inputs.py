@@ -100,9 +100,10 @@ class Weighting(NamedTuple):
 
     def at_head(self, example: tuple, head: int | Array) -> "Weighting":
         """Selects what scores one head of one example: H = 1, no batch axes."""
-        bias, score = jax.tree.map(
-            lambda x: tiles.at_batch(x, (*example, head))[None], (self.bias, self.score)
+        score = jax.tree.map(
+            lambda x: tiles.at_batch(x, (*example, head))[None], self.score
         )
+        bias = None if self.bias is None else self.bias.at_head(example, head)
         mask = self.mask.at_head(example, head)
         return Weighting(mask, bias, score, origin=self.origin)
 

@@ -74,13 +74,18 @@ def map_of_recognized(
     A key without weight is masked, unless its score, of a softmax, is low enough for a
     weight that is rounded to 0, and not as low as the scores that stand for a mask.
     """
+    return map_of_weights(weights, seen=seen_by(weights, scores), **known)
+
+
+def seen_by(weights: Array, scores: Array | None) -> Array:
+    """Finds the keys that recognized weights `[B..., H, T, S]` are not masked at."""
     seen = weights != 0
-    if scores is not None:
-        tiny = max(float(jnp.finfo(x.dtype).tiny) for x in (weights, scores))
-        largest = scores.max(-1, keepdims=True, initial=-jnp.inf)
-        below = scores - jnp.where(jnp.isfinite(largest), largest, 0)
-        seen |= (below < math.log(tiny)) & (below > _MASKED)
-    return map_of_weights(weights, seen=seen, **known)
+    if scores is None:
+        return seen
+    tiny = max(float(jnp.finfo(x.dtype).tiny) for x in (weights, scores))
+    largest = scores.max(-1, keepdims=True, initial=-jnp.inf)
+    below = scores - jnp.where(jnp.isfinite(largest), largest, 0)
+    return seen | ((below < math.log(tiny)) & (below > _MASKED))
 
 
 @tiles.pytree

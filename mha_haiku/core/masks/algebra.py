@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from jaxtyping import Array, Bool
 from mha_haiku.core import display, tiles
 
 Range = tuple[int | Array, int | Array]  # (start, stop)
-_BLOCK = 1024  # queries per block when a whole mask is evaluated
 
 
 def overlap(first: Range, second: Range) -> Range:
@@ -69,6 +68,8 @@ class Mask(tiles.Part, abc.ABC):
              [1, 0, 0],
              [1, 1, 0]])
     """
+
+    block: ClassVar[int] = 1024  # queries per block when a whole mask is evaluated
 
     _repr_html_ = display.html
 
@@ -234,11 +235,11 @@ class Mask(tiles.Part, abc.ABC):
             shape = *tile.shape[:-2], len(rows), num_keys
             return function(jnp.broadcast_to(tile, shape))
 
-        if num_queries <= _BLOCK:
+        if num_queries <= self.block:
             return of_block(jnp.arange(num_queries))[None]
-        count = -(-num_queries // _BLOCK)
-        queries = jnp.minimum(jnp.arange(count * _BLOCK), num_queries - 1)
-        return lax.map(of_block, queries.reshape(count, _BLOCK))
+        count = -(-num_queries // self.block)
+        queries = jnp.minimum(jnp.arange(count * self.block), num_queries - 1)
+        return lax.map(of_block, queries.reshape(count, self.block))
 
     def _by_query(
         self, num_queries: int, num_keys: int, origin: tiles.Origin, function: Callable

@@ -17,13 +17,10 @@ from jax.interpreters import ad, batching, mlir
 
 from mha_haiku.core.sites import jaxprs, regions, traced
 
-LIMIT = 2**26
-"""Bytes of the largest values of queries and keys that are made whole."""
-
 _NUMBER = 4  # bytes
 
 
-def blockwise(function: Callable, *, limit: int = LIMIT) -> Callable:
+def blockwise(function: Callable, *, limit: int = _NUMBER * regions.LIMIT) -> Callable:
     """Returns the same function, without large arrays of all queries and all keys.
 
     Where scores of attention, or logits of which only sums over the vocabulary are

@@ -15,16 +15,20 @@ from jax.extend import core
 from mha_haiku.core.sites import jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Value
 
-_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"}
+_COMPARISONS = {
+    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to"),
+    *("and", "or", "not", "xor"),
+}
 ELEMENTWISE = _COMPARISONS | {
     *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs"),
-    *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1"),
-    *("log", "log1p", "logistic", "tanh", "tan", "sin", "cos", "sinh", "cosh", "asin"),
-    *("acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv"),
+    *("pow", "integer_pow", "square", "one_minus_square", "sqrt", "rsqrt", "cbrt"),
+    *("exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "tanh", "tan", "sin"),
+    *("cos", "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh"),
+    *("atanh", "erf", "erfc", "erf_inv"),
     *("floor", "ceil", "round", "is_finite", "select_n", "clamp", "nextafter"),
     *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
     *("name", "sharding_constraint", "pvary", "shift_left", "shift_right_logical"),
-    *("shift_right_arithmetic", "population_count", "real", "imag", "conj"),
+    *("shift_right_arithmetic", "population_count", "real", "imag", "conj", "complex"),
 }
 _REDUCTIONS: dict[str, Callable] = {
     "reduce_sum": jax.numpy.add,
@@ -278,9 +282,11 @@ def neutral(equation: Equation, dtype: Any) -> Any:
     return np.zeros((), dtype)
 
 
-def for_rows(equation: Equation, values: list, axis: int | None, first: Any, rows: int):
-    """Computes the outputs for a block of rows along an axis of theirs."""
-    params, name = equation.params, equation.name
+def for_rows(
+    equation: Equation, values: list, axis: int | None, positions: jax.Array
+) -> list:
+    """Computes the outputs for some rows, their positions along an axis of theirs."""
+    params, name, rows = equation.params, equation.name, len(positions)
     if axis is None:
         return outputs(equation, values)
     shape = list(equation.outputs[0].shape)
@@ -290,9 +296,10 @@ def for_rows(equation: Equation, values: list, axis: int | None, first: Any, row
     if name == "reshape":
         return [lax.reshape(values[0], shape)]
     if name == "iota":
-        x = lax.broadcasted_iota(params["dtype"], shape, params["dimension"])
-        is_along = params["dimension"] == axis
-        return [x + jax.numpy.asarray(first, x.dtype) if is_along else x]
+        if params["dimension"] == axis:
+            x = positions.astype(params["dtype"])
+            return [lax.broadcast_in_dim(x, shape, (axis,))]
+        return [lax.broadcasted_iota(params["dtype"], shape, params["dimension"])]
     if name == "slice":
         limits = list(params["limit_indices"])
         limits[axis] = rows

@@ -16,6 +16,9 @@ from mha_haiku.core.sites import axes as all_axes
 from mha_haiku.core.sites.axes import Axes, AxisFactors, Reached
 from mha_haiku.core.sites.levels import Equation, Value
 
+WHOLE = ("weights", "scores")
+"""Names of values that have all queries and all keys."""
+
 
 class Mixing(NamedTuple):
     """The product of weights and values."""
@@ -286,6 +289,34 @@ class Layout:
     def shown(self, value: Array) -> Array:
         return _reordered(value, self.factors, self.order, self.canonical)
 
+    def of_rows(self, rows: int) -> "tuple[int, Layout] | None":
+        """Finds the axis of queries in the program, and the layout of some of them.
+
+        For weights; None if queries share their axis.
+        """
+        start = np.cumprod([1, *self.canonical])[-3]
+        sizes = [self.factors[i] for i in self.order]
+        (place,) = np.flatnonzero(np.cumprod([1, *sizes])[:-1] == start)[:1] or [None]
+        if place is None or sizes[place] != self.canonical[-2]:
+            return None
+        factor = self.order[place]
+        before = np.prod(self.factors[:factor], dtype=int)
+        starts = np.cumprod([1, *self.shape])[:-1]
+        axes = [i for i in np.flatnonzero(starts == before) if self.shape[i] > 1]
+        if not axes or self.shape[axes[0]] != self.factors[factor]:
+            return None
+        (axis, *_) = axes
+
+        def cut(sizes: tuple[int, ...], i: int) -> tuple[int, ...]:
+            return (*sizes[:i], rows, *sizes[i + 1 :])
+
+        return int(axis), dataclasses.replace(
+            self,
+            shape=cut(self.shape, axis),
+            factors=cut(self.factors, factor),
+            canonical=cut(self.canonical, len(self.canonical) - 2),
+        )
+
     def hidden(self, value: Array, changed: Array) -> Array:
         del value
         factors = tuple(self.factors[i] for i in self.order)
@@ -312,7 +343,7 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
     *_, num_heads, num_queries, num_keys = whole = layouts["weights"].canonical
     result = {
         name: layouts[name]
-        for name in ("weights", "scores")
+        for name in WHOLE
         if name in layouts and layouts[name].canonical == whole
     }
     lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
@@ -326,14 +357,36 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
     return result
 
 
-def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
-    """Makes the map from weights and from other values that are known, by name."""
-    shown = {name: layouts[name].shown(x) for name, x in values.items()}
-    *batch, num_heads, _, _ = shown["weights"].shape
-    for name in shown.keys() & {"query", "key", "value"}:
-        x = shown[name]
+def sides(layouts: dict[str, Layout], values: dict[str, Array]) -> dict[str, Array]:
+    """Shows queries, keys and values in the canonical axes of the weights."""
+    *batch, num_heads, _, _ = layouts["weights"].canonical
+    shown = {}
+    for name in values.keys() & {"query", "key", "value"}:
+        x = layouts[name].shown(values[name])
         length, own_heads, size = x.shape[-3:]
         own_heads = num_heads if name == "query" else own_heads
         whole = (*batch, length, own_heads, size)
         shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
-    return make_map(**shown)
+    return shown
+
+
+def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
+    """Makes the map from weights and from other values that are known, by name."""
+    whole = {
+        name: layouts[name].shown(values[name]) for name in WHOLE if name in values
+    }
+    return make_map(**whole, **sides(layouts, values))
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class RowsOfMap:
+    """Computes rows of weights, and of scores if they are known, as in a program."""
+
+    layouts: dict[str, Layout]
+    rows: Any  # a `regions.Rows` of these values
+
+    def __call__(self, variables: Any, positions: Array) -> list[Array]:
+        """Returns weights and scores, `[B..., H, R, S]`."""
+        found = self.rows(variables, positions)
+        parts = [x.of_rows(len(positions)) for x in self.layouts.values()]
+        return [x[1].shown(y) for x, y in zip(parts, found, strict=True) if x]

@@ -33,6 +33,14 @@ class Site(NamedTuple):
         leaves, tree = jax.tree.flatten(variables)
         return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
 
+    def after_edits(self) -> "Site":
+        """Returns the site if other views of the same attention are edited."""
+        facets = [
+            x if x.read_edited is None else x._replace(read=x.read_edited)
+            for x in self.params["facets"]
+        ]
+        return self._replace(params=self.params | {"facets": tuple(facets)})
+
 
 def under_vmaps(
     function: Callable, batched: tuple[tuple, ...], *, own_axes: bool

@@ -256,8 +256,11 @@ def _match(
                 stop.edits.append(edit)
         if stop.is_active and stop.group is not None:
             groups.add(stop.group)
+    edited = {stop.group for stop in stops if stop.edits}
     for stop in stops:
         stop.is_kept = stop.group in groups
+        if stop.group is not None and stop.group in edited:
+            stop.site = stop.site.after_edits()
     for address in (*reads, *edits) if strict else ():
         if isinstance(address, tuple):
             absent = set(address).difference(names_of_all)

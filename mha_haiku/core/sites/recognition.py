@@ -51,14 +51,15 @@ from data, and queries, keys and values may come from any data.
 
 import collections
 import functools
+import math
 from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from mha_haiku.core.attention import sited
+from mha_haiku.core.attention import row_maps, sited
 from mha_haiku.core.marking import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import grouping, levels, softmaxes
+from mha_haiku.core.sites import grouping, levels, regions, softmaxes
 from mha_haiku.core.sites.axes import AxisFactors, Reached
 from mha_haiku.core.sites.grouping import Layout
 from mha_haiku.core.sites.jaxprs import Site
@@ -439,10 +440,48 @@ class _AttentionSearch:
         are_shares = softmax.are_shares(later, masks)
         make_map = functools.partial(sited.map_of_recognized, are_shares=are_shares)
         read = functools.partial(grouping.map_of, known, make_map)
-        facet = Facet("map", read, None, 'edit "weights"')
         leaves = {name: variables[name] for name in known}
+        facet = Facet("map", read, None, 'edit "weights"')
+        reached = {"weights": weights, "scores": masked}
+        rows = self.rows(
+            {name: x for name, x in reached.items() if name in known}, known
+        )
+        if rows is not None:
+            leaves["rows"] = tuple(rows.rows.variables)
+            sees = functools.partial(_map_of_rows, known, rows, are_shares)
+            facet = facet._replace(read=sees, read_edited=read)
         sites.insert(-1, Site.of(self.product.index, leaves, facet))
         return sites
+
+    def rows(
+        self, reached: dict[str, Reached], known: dict[str, Layout]
+    ) -> grouping.RowsOfMap | None:
+        """Finds how rows of large weights are computed; None if these are small."""
+        if reached["weights"].value.size <= regions.LIMIT:
+            return None
+        layouts = {name: known[name] for name in reached}
+        cuts = [x.of_rows(1) for x in layouts.values()]
+        if None in cuts:
+            return None
+        values = [
+            (x.value, cut[0])
+            for x, cut in zip(reached.values(), cuts, strict=True)
+            if cut
+        ]
+        area = math.prod(known["weights"].canonical[-2:])
+        rows = regions.Rows(values, self.product.index, area)
+        return grouping.RowsOfMap(layouts, rows) if rows.is_possible else None
+
+
+def _map_of_rows(
+    known: dict[str, Layout], rows: grouping.RowsOfMap, are_shares: bool, values: dict
+) -> Any:
+    """Makes the map whose weights are computed row by row."""
+    sides = grouping.sides(known, values)
+    shape = known["weights"].canonical
+    return row_maps.map_of_rows(
+        values["rows"], rows, shape, **sides, are_shares=are_shares
+    )
 
 
 def _is_readable(index: int, value: levels.Value) -> bool:

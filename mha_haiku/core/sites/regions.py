@@ -31,9 +31,14 @@ from jax.extend import core
 from mha_haiku.core.sites import cuts, jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Graph, Value
 
-# A product is a seed if its result has this many times the numbers of its operands, in
-# which a feed-forward layer's hidden values have at most 4.
+LIMIT = 2**24
+"""Numbers of the largest values of queries and keys that are made whole."""
+
+# A product is a seed if its result has so many times the numbers of its operands, in
+# which the hidden values of a feed-forward layer have at most 4, and logits have dozens
+# of times the numbers of what the tokens are.
 _GROWTH = 4
+_GROWTH_OF_TOKENS = 16
 # Products, and what stands for a whole layer, are computed once, not for every block.
 _OF_ROWS = cuts.ELEMENTWISE | {
     *("broadcast_in_dim", "reshape", "transpose", "squeeze", "reduce_sum"),
@@ -43,10 +48,12 @@ _OF_ROWS = cuts.ELEMENTWISE | {
 
 def is_seed(eqn: Any, limit: int) -> bool:
     """Checks whether an equation may be a product of all queries and all keys."""
-    if eqn.primitive.name != "dot_general":
+    if eqn.primitive.name != "dot_general" or eqn.outvars[0].aval.size <= limit:
         return False
-    size = eqn.outvars[0].aval.size
-    return size > limit and size >= _GROWTH * sum(x.aval.size for x in eqn.invars)
+    _, (shared, _) = eqn.params["dimension_numbers"]
+    size, operands = eqn.outvars[0].aval.size, [x.aval.size for x in eqn.invars]
+    is_large = bool(shared) and size >= _GROWTH * sum(operands)
+    return is_large or size >= _GROWTH_OF_TOKENS * min(operands)
 
 
 def has_seeds(closed: core.ClosedJaxpr, limit: int) -> bool:
@@ -304,10 +311,12 @@ def axes_of(equation: Equation, plan: Component) -> list[int | None]:
     return cuts.summed_axes(equation, n, plan.rows[equation.inputs[n]])
 
 
-def _linked(equation: Equation, output: Value, axis: int) -> Iterator[int | None]:
+def _linked(
+    equation: Equation, output: Value, axis: int | None
+) -> Iterator[int | None]:
     for n in range(len(equation.inputs)):
-        linked = cuts.links(equation, n, output)
-        yield None if linked is None else linked[axis]
+        linked = None if axis is None else cuts.links(equation, n, output)
+        yield None if linked is None or axis is None else linked[axis]
 
 
 # --- Regions: a pass over the blocks of a component
@@ -318,8 +327,40 @@ class _Node(NamedTuple):
 
     number: int
     equation: Equation
-    axis: int | None  # None where blocks are summed
+    axis: int | None  # None where the rows are summed, or for all rows
     of_inputs: tuple[int | None, ...]
+
+
+class _Nodes:
+    """The equations that compute rows of values, and what they read of the others.
+
+    A value is computed if `is_inside(value, axis)`, given its axis of rows, or None.
+    """
+
+    def __init__(self, is_inside: Callable[[Value, int | None], bool]):
+        self.inputs: dict[tuple[Value, int | None], None] = {}
+        self._nodes: dict[tuple[Equation, int | None], _Node] = {}
+        self._is_inside = is_inside
+
+    def ordered(self) -> list[_Node]:
+        return sorted(self._nodes.values(), key=lambda node: node.number)
+
+    def enter(
+        self, equation: Equation, axis: int | None, of_inputs: list[int | None]
+    ) -> None:
+        todo = [(equation, axis, of_inputs)]
+        while todo:
+            equation, axis, of_inputs = todo.pop()
+            if (equation, axis) in self._nodes:
+                continue
+            node = _Node(equation.number, equation, axis, tuple(of_inputs))
+            self._nodes[equation, axis] = node
+            for value, place in zip(equation.inputs, of_inputs, strict=True):
+                maker = value.maker
+                if maker is not None and self._is_inside(value, place):
+                    todo.append((maker, place, list(_linked(maker, value, place))))
+                elif value.constant is None or place is not None:
+                    self.inputs[value, place] = None
 
 
 @dataclasses.dataclass(eq=False)
@@ -330,12 +371,9 @@ class _Region:
     turn: int
     length: int
     outputs: dict[Value, int | None] = dataclasses.field(default_factory=dict)
-    inputs: dict[tuple[Value, int | None], None] = dataclasses.field(
-        default_factory=dict
-    )
-    nodes: dict[tuple[Equation, int | None], _Node] = dataclasses.field(
-        default_factory=dict
-    )
+
+    def __post_init__(self):
+        self.nodes = _Nodes(self._is_inside)
 
     def add(self, output: Value) -> list[Value]:
         """Adds an output, and returns the inputs that the region needs for it."""
@@ -345,34 +383,15 @@ class _Region:
             return []
         axis = out_axis(equation, output, self.plan)
         self.outputs[output] = axis
-        before = set(self.inputs)
-        self._enter(equation, axis, axes_of(equation, self.plan))
-        return [value for value, axis in self.inputs if (value, axis) not in before]
+        before = set(self.nodes.inputs)
+        self.nodes.enter(equation, axis, axes_of(equation, self.plan))
+        return [value for value, axis in self.nodes.inputs.keys() - before]
 
-    def _enter(
-        self, equation: Equation, axis: int | None, of_inputs: list[int | None]
-    ) -> None:
-        todo = [(equation, axis, of_inputs)]
-        while todo:
-            equation, axis, of_inputs = todo.pop()
-            if (equation, axis) in self.nodes:
-                continue
-            node = _Node(equation.number, equation, axis, tuple(of_inputs))
-            self.nodes[equation, axis] = node
-            for value, place in zip(equation.inputs, of_inputs, strict=True):
-                if value.constant is not None and place is None:
-                    continue
-                maker = value.maker
-                if place is not None and maker and self._is_inside(value, place):
-                    axes = list(_linked(maker, value, place))
-                    todo.append((maker, place, axes))
-                elif value.constant is None or place is not None:
-                    self.inputs[value, place] = None
-
-    def _is_inside(self, value: Value, axis: int) -> bool:
+    def _is_inside(self, value: Value, axis: int | None) -> bool:
         """Checks whether the block of a value is computed in the region."""
         plan, maker = self.plan, value.maker
-        assert maker is not None
+        if axis is None or maker is None:
+            return False
         if plan.rows.get(value) == axis and maker in plan.kinds:
             return True
         if plan.kept.get(value) == axis and plan.complete.get(value, 0) > self.turn:
@@ -403,6 +422,15 @@ def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
             if kind != "kept"
         }
         units = _units(program, plan_of)
+        kept = {
+            region.plan
+            for region in units
+            if isinstance(region, _Region)
+            if not region.outputs.keys() <= region.plan.rows.keys()
+        }
+        if len(kept) < len({plan_of[x] for x in plan_of}):
+            plans = [plan for plan in plans if plan in kept]  # others are whole anyway
+            continue
         try:
             order = graphlib.TopologicalSorter(units).static_order()
             return program, list(order), scans
@@ -496,7 +524,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
     widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
     rows = _rows(length, max(1, limit // 4 // widest))
     count = -(-length // rows)
-    nodes = sorted(region.nodes.values(), key=lambda node: node.number)
+    nodes = region.nodes.ordered()
     stacked = [x for x, axis in region.outputs.items() if axis is not None]
     sums = [x for x, axis in region.outputs.items() if axis is None]
 
@@ -504,11 +532,10 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
         # The last block begins earlier if rows do not divide the length; its first rows
         # were in the block before, and do not count in sums.
         first = jnp.minimum(number * rows, length - rows)
-        is_new = None
-        if count * rows != length:
-            is_new = first + jnp.arange(rows) >= number * rows
+        positions = first + jnp.arange(rows)
+        is_new = None if count * rows == length else positions >= number * rows
         here: dict[tuple[Value, int | None], Any] = {}
-        for value, axis in region.inputs:
+        for value, axis in region.nodes.inputs:
             whole = cuts.read(value, values)
             if axis is not None:
                 whole = lax.dynamic_slice_in_dim(jnp.asarray(whole), first, rows, axis)
@@ -522,7 +549,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
             if node.axis is None:
                 results = _of_block(node, plan, inputs, is_new)
             else:
-                results = cuts.for_rows(equation, inputs, node.axis, first, rows)
+                results = cuts.for_rows(equation, inputs, node.axis, positions)
             here.update(
                 ((x, node.axis), y)
                 for x, y in zip(equation.outputs, results, strict=True)
@@ -603,6 +630,57 @@ def _of_block(node: _Node, plan: Component, inputs: list, is_new: Any) -> list:
         return cuts.outputs(equation, inputs)
     params = equation.params | {"preferred_element_type": jnp.dtype(jnp.float32)}
     return [equation.eqn.primitive.bind(*inputs, **params)]
+
+
+class Rows:
+    """How any rows of large values follow from smaller values of a level.
+
+    Weights of attention, for example, follow from queries, keys and the lengths of
+    texts, all of them variables of the level that are there before an equation.
+    """
+
+    def __init__(self, values: Sequence[tuple[Value, int]], index: int, area: int):
+        """Args: values, each with its axis of rows; the equation; queries x keys."""
+        self._values, self._index, self._area = values, index, area
+        self._nodes = _Nodes(self._is_inside)
+        for value, axis in values:
+            assert value.maker is not None
+            of_inputs = list(_linked(value.maker, value, axis))
+            self._nodes.enter(value.maker, axis, of_inputs)
+        self._order = self._nodes.ordered()
+        self._inputs = list(self._nodes.inputs)
+        are_there = (
+            x.constant is not None or self._is_there(x) for x, _ in self._inputs
+        )
+        firsts = (_is_cut(x.maker, x, axis) for x, axis in values if x.maker)
+        self.is_possible = all(are_there) and all(firsts)
+        self.variables = [x.variable for x, _ in self._inputs if x.constant is None]
+
+    def _is_there(self, value: Value) -> bool:
+        return value.variable is not None and value.index <= self._index
+
+    def _is_inside(self, value: Value, axis: int | None) -> bool:
+        maker = value.maker
+        is_small = value.size < self._area // 2
+        if maker is None or (self._is_there(value) and (is_small or axis is None)):
+            return False
+        return axis is None or _is_cut(maker, value, axis)
+
+    def __call__(self, variables: Sequence, positions: jax.Array) -> list:
+        """Computes the rows at some positions, from the values of the variables."""
+        values, here = iter(variables), {}
+        for value, axis in self._inputs:
+            x = next(values) if value.constant is None else jnp.asarray(value.constant)
+            here[value, axis] = x if axis is None else jnp.take(x, positions, axis)
+        for node in self._order:
+            inputs = [
+                here[x, axis] if (x, axis) in here else x.constant
+                for x, axis in zip(node.equation.inputs, node.of_inputs, strict=True)
+            ]
+            results = cuts.for_rows(node.equation, inputs, node.axis, positions)
+            pairs = zip(node.equation.outputs, results, strict=True)
+            here.update(((x, node.axis), result) for x, result in pairs)
+        return [here[key] for key in self._values]
 
 
 # --- Values that are computed again where they are read

@@ -84,7 +84,8 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
         @jax.jit
         def run(params: Any, *arrays: Any) -> Any:
             pair = compact(model, params) if compacts else (model, params)
-            return function(*pair, *arrays, **known)
+            # Logits of long texts are only read by metrics, position by position.
+            return sites.blockwise(functools.partial(function, **known))(*pair, *arrays)
 
         def checked(params: Any, *arrays: Any) -> Any:
             for array in arrays:

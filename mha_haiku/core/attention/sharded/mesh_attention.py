@@ -250,6 +250,9 @@ class RingFold:
     def __repr__(self) -> str:
         return f"on {self.mesh.size} devices"
 
+    def of_part(self) -> None:
+        """Returns the walk over a rectangle of the map, which is not sharded."""
+
     def __call__(
         self,
         observation: Observation,

@@ -266,8 +266,7 @@ def pooled(
     of_queries = _consecutive("queries", queries, num_queries)
     of_keys = _consecutive("keys", keys, num_keys)
     if (len(of_queries), len(of_keys)) != (num_queries, num_keys):
-        # Any rectangle of a map is a map, as the logsumexp of a row is known; it is not
-        # sharded.
+        # Any rectangle of a map is a map, as the logsumexp of a row is known.
         rows_of, columns_of = (slice(x.start, x.stop) for x in (of_queries, of_keys))
         first = tiles.Origin(of_queries.start, of_keys.start)
         factors = Factors(
@@ -275,6 +274,7 @@ def pooled(
             factors.key[..., columns_of, :, :],
             factors.weighting.moved(first),
             jax.tree.map(lambda x: x[..., rows_of], factors.log_sum),
+            factors.fold and factors.fold.of_part(),
         )
     return _pooled(factors, grid=Grid.of(factors.shape, rows, columns))
 
