@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from mha_haiku.core.sites import jaxprs, regions, traced
+from mha_haiku.core.sites import components, jaxprs, regions, traced
 
 _NUMBER = 4  # bytes
 
@@ -68,7 +68,7 @@ def call(
     With `always` it is a call also if no such value is seen: a function may only run
     when it is transposed.
     """
-    if closed.effects or not (always or regions.has_seeds(closed, limit)):
+    if closed.effects or not (always or components.has_seeds(closed, limit)):
         return jaxprs.bound(closed, arguments)
     # Constants may be values of an enclosing trace, and so become arguments.
     jaxpr = closed.jaxpr
@@ -94,7 +94,7 @@ def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
             return value
         is_closed = isinstance(value, core.ClosedJaxpr)
         closed = value if is_closed else core.ClosedJaxpr(value, ())
-        if not regions.has_seeds(closed, limit):
+        if not components.has_seeds(closed, limit):
             return value
         if is_call:
             eqns = [_with_blocks_inside(x, limit) for x in closed.jaxpr.eqns]

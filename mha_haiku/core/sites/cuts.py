@@ -243,17 +243,19 @@ def keeps_rows(equation: Equation, output: Value, axis: int) -> bool:
     return True
 
 
-def summed(equation: Equation, position: int, axis: int) -> Callable | None:
-    """Returns what joins results of blocks if an equation sums over an input's axis."""
+def sums(equation: Equation, position: int, axis: int) -> bool:
+    """Checks whether an equation sums over an input's axis, or finds the largest."""
     params, name = equation.params, equation.name
     if name == "dot_general":
-        contracted, _ = params["dimension_numbers"]
-        return jax.numpy.add if axis in contracted[position] else None
-    if name == "scatter-add" and position == 2:
-        return jax.numpy.add if axis in _scattered_axes(equation) else None
-    if name in _REDUCTIONS and axis in params["axes"]:
-        return _REDUCTIONS[name]
-    return None
+        return axis in params["dimension_numbers"][0][position]
+    if name == "scatter-add":
+        return position == 2 and axis in _scattered_axes(equation)
+    return name in _REDUCTIONS and axis in params["axes"]
+
+
+def join(equation: Equation, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Joins the results of two blocks of rows that an equation sums over."""
+    return _REDUCTIONS.get(equation.name, jax.numpy.add)(first, second)
 
 
 def summed_axes(equation: Equation, position: int, axis: int) -> list[int | None]:
