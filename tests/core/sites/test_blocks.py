@@ -560,7 +560,7 @@ def test_attention_at_random_is_the_same_in_blocks(seed):
                 close(jax.jit(order)(*arguments), expected, 1e-10)
             # A loop that JAX has differentiated keeps the weights of all turns.
             for order in orders[: 1 if program.is_scan else 2]:
-                assert not large(order, *arguments, area=N * N)
+                assert not large(order, *arguments, area=2 * N * N)
 
 
 # --- What is no attention
