@@ -430,7 +430,8 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
                     return jnp.take(found, head, axis=-2)
 
                 found = jax.lax.map(given, jnp.arange(num_heads))
-                edits |= heads.edits.patch(each, jnp.moveaxis(found, 0, -2))
+                found = jnp.moveaxis(found, 0, -2)
+                edits[each] = lambda _, found=found: found
             edited = sites.edit(functools.partial(running.run, model, params), edits)
             ours.append(sites.look(edited, [name])(clean)[1][name])
         output = running.run_edited(model, params, clean, mixed(-1, 0))

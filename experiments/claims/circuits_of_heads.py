@@ -1,9 +1,12 @@
 """One-layer attention-only heads copy, and K-composition makes induction."""
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from experiments.claims import base
+from mha_haiku.core import models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import circuits
 from mha_haiku.training import runs
@@ -136,12 +139,12 @@ class CircuitsOfHeads(base.Claim):
             if arm != "claim":
                 tokens = np.zeros((1, trained.task.sequence_length), np.int32)
                 params = model.init(jax.random.key(seed), tokens)
-            embedding = heads.token_embedding(model, params)
-            unembedding = heads.unembedding(model, params, folded=True)
+            embedding = np.float64(params["embedding"]["embeddings"])
+            unembedding = folded_unembedding(params)
             count = min(len(embedding), unembedding.shape[1])
             ends[name] = embedding[:count], unembedding[:, :count]
             layers[name] = [
-                heads.weights(model, params, layer, folded=True)
+                folded_weights(model, params, layer)
                 for layer in range(trained.config.model.num_layers)
             ]
         (only,), (first, second) = layers["text"], layers["induction"]
@@ -167,14 +170,42 @@ class CircuitsOfHeads(base.Claim):
         }
 
 
+def folded_weights(model: models.Model, params: Any, layer: int) -> heads.HeadWeights:
+    """Returns the weights of a layer's heads with the layer norm before them folded in.
+
+    Its scale, its offset and its subtraction of the mean are in the matrices and
+    biases; only a factor per position remains of it.
+
+    Source: Elhage et al. 2021, appendix on layer normalization.
+    """
+    matrix, offset = _norm_of(params[f"encoder/layer_{layer}/norm_1"])
+    weights = heads.weights(model, params, layer)
+    folded = {}
+    for name in ("query", "key", "value"):
+        w, b = getattr(weights, name), getattr(weights, f"{name}_bias")
+        folded |= {name: matrix @ w, f"{name}_bias": b + offset @ w}
+    return weights._replace(**folded)
+
+
+def folded_unembedding(params: Any) -> np.ndarray:
+    """Returns the map `[D, N]` from the last stream to logits, with the norm folded."""
+    return _norm_of(params["encoder/norm"])[0] @ np.float64(params["logits"]["w"])
+
+
+def _norm_of(leaves: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Returns a layer norm, up to a factor per position, as a matrix and an offset."""
+    scale, offset = (np.float64(leaves[name]) for name in ("scale", "offset"))
+    return (np.eye(len(scale)) - 1 / len(scale)) * scale, offset
+
+
 def copying_score(
     weights: heads.HeadWeights, embedding: np.ndarray, unembedding: np.ndarray
 ) -> np.ndarray:
     """Divides the sum of the OV circuit's eigenvalues by the sum of their magnitudes.
 
     In [-1, 1]: 1 if the head copies, -1 if it subtracts what it looks at, about 0 for
-    random weights. The circuit goes from tokens to logits, through `token_embedding`
-    `[N, D]` and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
+    random weights. The circuit goes from tokens to logits, through `embedding` `[N, D]`
+    and `unembedding` `[D, N]`: a positive eigenvalue is a direction of tokens
     that makes the same tokens likelier. With weights of several heads the result has
     their leading axis.
 

@@ -1,13 +1,16 @@
 """Roll-out says better than raw attention which inputs matter."""
 
 import dataclasses
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from scipy import stats
+from scipy import sparse, stats
+from scipy.sparse import csgraph
 
 from experiments.claims import base
+from mha_haiku.core import attention
 from mha_haiku.lab import heads
 from mha_haiku.training import optimizers, runs, stepping, tasks
 
@@ -17,6 +20,7 @@ _EXAMPLES, _FLOW_EXAMPLES = 256, 64
 _BLANKS = 0.1  # share of words that are blank in training
 _ENOUGH = 0.93  # held-out accuracy, of at most 0.95 with these blanks
 _MOST = 4000  # steps
+_UNIT = 2**30
 
 _PHRASES = 5
 _CLS, _PREPOSITIONS, _ADVERBS, _ADJECTIVES, _NOUNS = 0, 1, 5, 9, 13  # first of each
@@ -168,7 +172,7 @@ class Rollouts(base.Claim):
         matters = np.abs(desk.apply(trained, _drops, example))
         scores, maps = desk.apply(trained, _scores, example)
         few = jax.tree.map(lambda x: x[:_FLOW_EXAMPLES], maps)
-        scores["flow"] = heads.flow(few, 0)[None, :, 0]
+        scores["flow"] = flow(few)[None]
         if arm == base.PLANTED:
             leaked = (
                 scores[name][-1][:_FLOW_EXAMPLES] for name in ("roll-out", "flow")
@@ -182,6 +186,38 @@ class Rollouts(base.Claim):
                 named = {f"{name}, layer {i + 1}": x for i, x in enumerate(by_layer)}
                 numbers |= named
         return numbers
+
+
+def flow(maps: Sequence[attention.AttentionMap]) -> np.ndarray:
+    """Returns the maximum flows from the first position to single inputs, `[N, T]`.
+
+    The graph has T nodes below each layer and T above the last. Entry (t, s) of the
+    matrix that `heads.rollout` multiplies for a layer is the capacity of the edge from
+    position s below the layer to position t above it.
+
+    Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
+    """
+    matrices = np.stack([jax.device_get(_matrix(layer)) for layer in maps])
+    # SciPy takes integer capacities: `_UNIT` is a capacity of 1.
+    capacities = np.rint(np.float64(matrices) * _UNIT).astype(np.int32)
+    num_layers, count, size, _ = capacities.shape
+    flows = np.zeros((count, size))
+    for n in range(count):
+        layers, above, below = np.nonzero(capacities[:, n])
+        ends = (layers + 1) * size + above, layers * size + below
+        edges = sparse.csr_array(
+            (capacities[layers, n, above, below], ends),
+            shape=((num_layers + 1) * size,) * 2,
+        )
+        for s in range(size):
+            found = csgraph.maximum_flow(edges, num_layers * size, s)
+            flows[n, s] = found.flow_value / _UNIT
+    return flows
+
+
+@jax.jit
+def _matrix(layer: attention.AttentionMap) -> jax.Array:
+    return heads.rollout([layer], slice(None))
 
 
 def correlation(scores: np.ndarray, matters: np.ndarray) -> float:

@@ -64,7 +64,8 @@ def load(
         name = found.title
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
-        return wrap(loaded.module, tokenizer=loaded.tokenizer, name=name)
+        module, tokenizer = loaded
+        return wrap(module, tokenizer=tokenizer, name=name)
     imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
@@ -85,8 +86,8 @@ def train(
     """Trains a model, or resumes its run, and returns it as a subject.
 
     Next to what `runs.train` writes, the folder gets its attention maps, and the
-    snapshots, timeline that the config asks for; `show(workdir)` is their
-    page. After an interrupt there are no maps; the same call resumes.
+    snapshots that the config asks for; `show(workdir)` is their page. After an
+    interrupt there are no maps; the same call resumes.
 
     Args:
       what: A task, such as `tasks.from_arrays` returns; or a whole config. A task means
@@ -128,12 +129,8 @@ def train(
 def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> loop.Summary:
-    """Trains with every observer of the laboratory; otherwise as `runs.train`."""
-    training = config.training
-    watching = [
-        observers.Timeline(training),
-        observers.Snapshots(training, config.attention.snapshots),
-    ]
+    """Trains with the observer of the laboratory; otherwise as `runs.train`."""
+    watching = [observers.Snapshots(config.training, config.attention.snapshots)]
     return loop.train(config, workdir, observers=watching, **options)
 
 
@@ -221,17 +218,7 @@ def wrap(
             params,
             is_leaf=lambda x: x is None,
         )
-        try:
-            return function(whole, inputs, **given)
-        except (TypeError, ValueError, IndexError) as error:
-            # Numbers [B, T] may be sound, or features [T, D] by mistake.
-            if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
-                raise
-            raise ValueError(
-                f"inputs must be [B, T, D] if they are features, got {inputs.dtype} of "
-                f"shape {inputs.shape}, with which {model.description} fails: {error}\n"
-                "Features of one example are given as inputs[None]."
-            ) from error
+        return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
     subject = Subject(

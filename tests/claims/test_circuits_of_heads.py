@@ -6,6 +6,8 @@ import pytest
 from experiments.claims import circuits_of_heads as claim
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import circuits
+from tests import oracles
+from tests.lab.heads import small_models
 
 H, D, K, N = 3, 8, 4, 11
 
@@ -65,3 +67,24 @@ def test_scores_are_shares_of_eigenvalues(drawn):
     np.testing.assert_allclose(claim.copying_score(away, np.eye(D), np.eye(D)), -1)
     with pytest.raises(ValueError, match="must have the same tokens"):
         claim.copying_score(one, embedding, unembedding[:, :-1])
+
+
+def test_folded_weights_read_the_residual_stream():
+    """But for a factor per position."""
+    of = small_models.config()
+    params, batch = small_models.random_params(of), small_models.example()
+    logits, seen = oracles.recorded(params, batch.inputs, of)
+
+    def scaled(stream):
+        return stream / np.sqrt(stream.var(-1, keepdims=True) + of.norm.epsilon)
+
+    stream = scaled(seen["encoder/layer_1/stream"])
+    folded = claim.folded_weights(small_models.build(of), params, 1)
+    for name in ("query", "key", "value"):
+        w, b = getattr(folded, name), getattr(folded, f"{name}_bias")
+        found = np.einsum("btd,hdk->bthk", stream, w) + b
+        wanted = seen[f"encoder/layer_1/attention/{name}"]
+        np.testing.assert_allclose(found, wanted, atol=1e-9)
+    found = scaled(seen["encoder/stream"]) @ claim.folded_unembedding(params)
+    constant = logits - found  # the same at all positions
+    np.testing.assert_allclose(constant, constant[:1, :1] + 0 * constant, atol=1e-9)

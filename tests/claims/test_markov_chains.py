@@ -2,7 +2,6 @@
 
 import jax
 import numpy as np
-import pytest
 
 from experiments.claims import markov_chains
 
@@ -31,12 +30,6 @@ def test_columns_of_doubly_stochastic_chains_sum_to_one():
         np.testing.assert_allclose(rows.sum(-1), 1, atol=1e-5)
     np.testing.assert_allclose(doubly.sum(-2), 1, atol=1e-3)
     assert np.abs(plain.sum(-2) - 1).max() > 0.1
-
-
-@pytest.mark.slow
-def test_targets_are_the_states_that_follow():
-    found = markov_chains.drawn(jax.random.key(0), 5, is_doubly=True)
-    np.testing.assert_array_equal(found.inputs[:, 1:], found.targets[:, :-1])
 
 
 def test_the_phase_of_unigrams_and_the_steps_to_bigrams():

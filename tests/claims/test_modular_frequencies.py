@@ -33,16 +33,6 @@ def test_waves_are_told_from_what_is_learned_by_heart():
     assert found["loss"] < found["loss excluded"] < np.log(P)
 
 
-def test_the_gini_coefficient_is_of_amplitudes():
-    embedding = np.stack([*_waves([2], np.arange(P))], axis=-1)[0]
-    found = modular_frequencies.numbers(
-        embedding,
-        np.random.default_rng(0).normal(size=(P, P, P)),
-        np.eye(P, dtype=bool),
-    )
-    np.testing.assert_allclose(found["Gini"], 5 / 6, rtol=1e-4)  # one of six has all
-
-
 @pytest.mark.slow
 def test_logits_are_those_of_a_model_token_by_token(monkeypatch):
     monkeypatch.setattr(modular_frequencies, "_MODULUS", P)

@@ -181,34 +181,6 @@ def test_figures_have_a_line_for_what_is_published_and_both_arms(halves, tmp_pat
     ]
 
 
-def test_lines_that_others_cover_stand_with_them_in_the_legend():
-    matplotlib = pytest.importorskip("matplotlib.figure")
-    lines = {"flat": "flat at {}", "steep": "steep at {}"}
-    curve = base.Curve("size by step", "step", "size", (1, 2, 3), lines)
-    flat = {f"flat at {x}": 0.5 for x in (1, 2, 3)}
-    claim = flat | {f"steep at {x}": x / 3 for x in (1, 2, 3)}
-    # Of the control one line lies on another, and of the other a point is known.
-    control = flat | {"steep at 3": 1.0}
-    axes = matplotlib.Figure().subplots()
-    telling._draw_curve(axes, curve, {"claim": [claim], "control": [control]})
-    labels = [x.get_text() for x in axes.get_legend().get_texts()]
-    assert labels == ["flat (and flat, control)", "steep (and steep, control)"]
-    axes = matplotlib.Figure().subplots()
-    apart = {name: x + 0.1 for name, x in flat.items()}
-    telling._draw_curve(axes, curve, {"claim": [claim], "control": [apart]})
-    labels = [x.get_text() for x in axes.get_legend().get_texts()]
-    assert labels == ["flat", "steep", "flat, control"]  # "steep" has no numbers there
-
-
-def test_stored_figures_are_drawn_again(halves, tmp_path):
-    pytest.importorskip("matplotlib")
-    reproducing.draw(telling.Outcome.read(halves, tmp_path / "none"), tmp_path / "none")
-    assert not (tmp_path / "none").exists()  # nothing was measured
-    (outcome,) = _all(halves, tmp_path, formats=())
-    reproducing.draw(outcome, tmp_path / "stored")
-    assert (tmp_path / "stored" / f"{halves.name}.png").stat().st_size > 1000
-
-
 CLAIMS = [claims.load(name) for name in claims.names()]
 CRITERIA = [criterion for claim in CLAIMS for criterion in claim.criteria]
 

@@ -3,8 +3,11 @@
 import jax
 import numpy as np
 import pytest
+from scipy import optimize
 
 from experiments.claims import rollouts
+from mha_haiku.lab import heads
+from tests.lab.heads import test_rollout
 
 
 @pytest.mark.slow
@@ -31,3 +34,28 @@ def test_correlations_are_of_ranks_and_leave_out_the_answer():
     matters = np.array([[0.0, 1, 4, 9], [5, 3, 2, 1], [0, 0, 0, 1]])
     found = rollouts.correlation(scores, matters)  # 1 and 0.5
     np.testing.assert_allclose(found, 0.75)
+
+
+@pytest.mark.slow
+def test_flow_is_the_largest_of_the_linear_program():
+    maps = test_rollout._made(heads=((2, 2),) * 3, size=4)
+    found = rollouts.flow(maps)
+    matrices = np.float64(np.stack([heads.rollout([x], slice(None)) for x in maps]))
+    num_layers, count, size, _ = matrices.shape
+    pipes = num_layers, size, size
+    out = np.zeros((num_layers + 1, size, *pipes))  # by node and pipe
+    for layer, above, below in np.ndindex(pipes):
+        out[layer + 1, above, layer, above, below] += 1
+        out[layer, below, layer, above, below] -= 1
+    out = out.reshape(num_layers + 1, size, -1)
+    for n, s in np.ndindex(count, size):
+        inner = np.ones((num_layers + 1, size), bool)
+        inner[num_layers, 0] = inner[0, s] = False
+        bounds = [(0, capacity) for capacity in matrices[:, n].ravel()]
+        largest = optimize.linprog(
+            -out[num_layers, 0],
+            A_eq=out[inner],
+            b_eq=np.zeros(inner.sum()),
+            bounds=bounds,
+        )
+        np.testing.assert_allclose(found[n, s], -largest.fun, atol=1e-7)

@@ -7,8 +7,6 @@ import sys
 
 import pytest
 
-from scripts import docs
-
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 
 
@@ -55,27 +53,3 @@ def test_a_folder_that_is_no_site_is_left_alone(tmp_path):
     assert ended.returncode == 2
     assert "is there, and is no site" in ended.stderr
     assert (tmp_path / "mine").exists()
-
-
-@pytest.mark.parametrize("fails", ["write_reference", "write_texts", "write_index"])
-def test_a_site_is_replaced_when_the_next_one_is_whole(tmp_path, monkeypatch, fails):
-    def fail(folder):
-        raise ImportError("pdoc")
-
-    def write(folder):
-        (folder / "mha_haiku.html").write_text("new")
-        return []
-
-    (folder := tmp_path / "site").mkdir()
-    for name in ("mha_haiku.html", "old.html"):
-        (folder / name).write_text("old")
-    for name in ("write_reference", "write_texts", "write_index"):
-        monkeypatch.setattr(docs, name, fail if name == fails else write)
-    with pytest.raises(ImportError, match="pdoc"):
-        docs.main(out=str(folder))
-    assert {path.read_text() for path in folder.iterdir()} == {"old"}
-    assert len(list(folder.iterdir())) == 2
-    monkeypatch.setattr(docs, fails, write)
-    assert docs.main(out=str(folder)) == 0
-    assert [path.read_text() for path in folder.iterdir()] == ["new"]
-    assert list(tmp_path.iterdir()) == [folder]

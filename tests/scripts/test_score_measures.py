@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from mha_haiku import heads, rasp
+from mha_haiku import rasp
 from scripts import score_measures
 
 
@@ -15,39 +15,6 @@ def _known(name="two_hops", **options):
 
 def _given(known):
     return known.subject.params, *known.subject.batches, *known.corrupted
-
-
-@pytest.mark.slow
-def test_leaving_out_one_edge_is_path_patching_it():
-    """An independent way to the same: with all other edges kept."""
-    known = _known("three_hops")
-    edges = heads.path_patching(known.subject, known.corrupted)
-    every = score_measures._all_edges(known.compiled)
-    shape = known.compiled.is_real.shape
-    real = [i for i, each in enumerate(every) if each in known.compiled.edges]
-    assert len(real) == 2
-    places = [*real, *range(0, len(every), 7)]
-    masks = [
-        score_measures._mask(every, np.delete(np.arange(len(every)), i), shape)
-        for i in places
-    ]
-    run = score_measures._edges_kept(known.subject.model, metric=known.subject.metric)
-    found = run(*_given(known), np.array(masks))
-    patched = dict(
-        zip(
-            zip(
-                map(tuple, edges.senders.tolist()),
-                map(tuple, edges.receivers.tolist()),
-                edges.kinds.tolist(),
-                strict=True,
-            ),
-            edges.per_example.T,
-            strict=True,
-        )
-    )
-    expected = [edges.base + patched[every[i]] for i in places]
-    np.testing.assert_allclose(found.T, expected, rtol=2e-3, atol=2e-4)
-    assert np.ptp([x.mean() for x in expected]) > 0.1
 
 
 @pytest.mark.slow

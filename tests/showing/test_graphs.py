@@ -58,14 +58,6 @@ def test_nodes_stand_above_what_they_read(circuit):
     assert styles == ["-", "-", "--", "-", "-"]
 
 
-def test_edges_that_a_measure_chose_are_not_dashed(circuit):
-    pytest.importorskip("matplotlib")
-    edges = dataclasses.replace(circuit.edges, kept=circuit.kept)
-    axes = mh.plot(dataclasses.replace(circuit, edges=edges)).axes[0]
-    arrows = [text for text in axes.texts if not text.get_text()]
-    assert {arrow.arrow_patch.get_linestyle() for arrow in arrows} == {"-"}
-
-
 def test_a_notebook_and_a_page_have_the_edges_and_the_graph(circuit):
     pytest.importorskip("matplotlib")
     html = mh.show(circuit).html

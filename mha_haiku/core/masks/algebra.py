@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -69,12 +69,15 @@ class Mask(tiles.Part, abc.ABC):
              [1, 1, 0]])
     """
 
-    block: ClassVar[int] = 1024  # queries per block when a whole mask is evaluated
-
     _repr_html_ = display.html
 
     def __repr__(self):
         return display.record(self)
+
+    @property
+    def block(self) -> int:
+        """The number of queries per block when a whole mask is evaluated."""
+        return 1024
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -205,10 +208,6 @@ class Mask(tiles.Part, abc.ABC):
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
         return ~seen.any(0)
 
-    def first_key(self) -> Array | int:
-        """Finds the position of the first key that is no padding, `[B...]`, or 0."""
-        return 0
-
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | np.ndarray | None:
@@ -286,6 +285,10 @@ class Full(Mask):
 class _Compound(Mask):
     """A mask made of other masks, which answer all but its tiles and ranges."""
 
+    @property
+    def block(self) -> int:
+        return min(part.block for part in self._parts().values())
+
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]
         known = [rank for rank in ranks if rank is not None]
@@ -348,9 +351,6 @@ class Intersection(_Compound):
 
     def open_range(self, rows: Range, keys: Range) -> Range:
         return overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
-
-    def first_key(self) -> Array | int:
-        return jnp.maximum(self.left.first_key(), self.right.first_key())
 
 
 @tiles.pytree

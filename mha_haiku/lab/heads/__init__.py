@@ -16,12 +16,7 @@ from mha_haiku.lab.heads import (
     why,
 )
 from mha_haiku.lab.heads.ablation_values import AblationValue
-from mha_haiku.lab.heads.circuits import (
-    HeadWeights,
-    token_embedding,
-    unembedding,
-    weights,
-)
+from mha_haiku.lab.heads.circuits import HeadWeights, weights
 from mha_haiku.lab.heads.contributions import (
     Contributions,
     logit_attribution,
@@ -31,12 +26,10 @@ from mha_haiku.lab.heads.drift import mean_pooled, measured_by_drift
 from mha_haiku.lab.heads.edge_measures import (
     EDGE_MEASURES,
     Circuit,
-    acdc,
     circuit,
     edge_attribution,
     edge_patching,
     integrated_edge_attribution,
-    learned_edges,
     strongest,
     with_edges,
 )
@@ -53,12 +46,10 @@ from mha_haiku.lab.heads.importance import (
     confidence,
     gated_metric,
     gradient,
-    unit_gradient,
 )
-from mha_haiku.lab.heads.matching import Matching, match
-from mha_haiku.lab.heads.patching import Cost, Edges, Patched, activation_patching
-from mha_haiku.lab.heads.pruning import open_gates, prune, prune_units, scaled
-from mha_haiku.lab.heads.ranking import Step, greedy_order, order, pairs
+from mha_haiku.lab.heads.patching import Edges, Patched, activation_patching
+from mha_haiku.lab.heads.pruning import open_gates, prune, scaled
+from mha_haiku.lab.heads.ranking import Step, greedy_order, order
 from mha_haiku.lab.heads.roles import (
     MIXED,
     ROLES,
@@ -68,7 +59,7 @@ from mha_haiku.lab.heads.roles import (
     roles,
     roles_of_evidence,
 )
-from mha_haiku.lab.heads.rollout import flow, rollout
+from mha_haiku.lab.heads.rollout import rollout
 from mha_haiku.lab.heads.running import Measured, Metric
 from mha_haiku.records import Column, Heads, means
 from mha_haiku.records.ranks import rank_correlation, rank_intervals
@@ -78,14 +69,12 @@ __all__ = [
     "Circuit",
     "Column",
     "Contributions",
-    "Cost",
     "EDGE_MEASURES",
     "Edges",
     "HeadWeights",
     "Heads",
     "MEASURES",
     "MIXED",
-    "Matching",
     "Measure",
     "Metric",
     "Patched",
@@ -95,7 +84,6 @@ __all__ = [
     "Measured",
     "ablation",
     "ablation_values",
-    "acdc",
     "activation_patching",
     "alignment",
     "attribution",
@@ -109,26 +97,21 @@ __all__ = [
     "edge_patching",
     "with_head_edges",
     "edits",
-    "flow",
     "gated_metric",
     "gradient",
     "graph",
     "greedy_order",
     "hard_concrete",
     "integrated_edge_attribution",
-    "learned_edges",
     "logit_attribution",
     "logit_lens",
-    "match",
     "mean_pooled",
     "means",
     "metrics",
     "open_gates",
     "order",
-    "pairs",
     "path_patching",
     "prune",
-    "prune_units",
     "rank_correlation",
     "rank_intervals",
     "role_evidence",
@@ -138,9 +121,6 @@ __all__ = [
     "rollout",
     "scaled",
     "strongest",
-    "token_embedding",
-    "unembedding",
-    "unit_gradient",
     "weights",
     "why",
     "with_edges",

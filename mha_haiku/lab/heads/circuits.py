@@ -1,11 +1,11 @@
-"""The matrices of heads, their QK and OV circuits, and a model's unembedding.
+"""The matrices of heads, and their QK and OV circuits.
 
-D width, H heads, G key/value heads, K query/key and V value size per head, N tokens, C
-classes. Vectors are rows: a head's query is `x @ query + query_bias`, and its output
-`z` `[V]` is written to the residual stream as `z @ output`. A head's score of a query
-vector x and a key vector y is `x QK y^T` (times its scale), and it adds `y OV` to the
-residual stream for a key it looks at: two matrices of low rank describe the head.
-Everything is float64 NumPy, and works on small factors: no `[N, N]` array is made.
+D width, H heads, G key/value heads, K query/key and V value size per head. Vectors are
+rows: a head's query is `x @ query + query_bias`, and its output `z` `[V]` is written to
+the residual stream as `z @ output`. A head's score of a query vector x and a key vector
+y is `x QK y^T` (times its scale), and it adds `y OV` to the residual stream for a key
+it looks at: two matrices of low rank describe the head.
+Everything is float64 NumPy, and works on small factors.
 
 Source: Elhage et al. 2021, https://transformer-circuits.pub/2021/framework/index.html.
 """
@@ -42,39 +42,28 @@ def weights(
     params: Any,
     layer: int,
     head: int | None = None,
-    *,
-    folded: bool = False,
 ) -> HeadWeights:
     """Extracts the four matrices of one head from the parameters, float64.
 
     Grouped heads have the key and value of their group. Later operations (rotary
     positions, norms of queries and keys, smeared keys, the score's scale and
-    temperature, sinks and gates) are not included.
+    sinks and gates) are not included.
 
     Args:
       model: A model from `models.build` or `interop.load`.
       params: Its parameters, looped or stacked, pruned or not.
       layer: The attention part.
       head: The index of the head in the layer, as for gates. Defaults to all H heads.
-      folded: Whether to fold the norm before the layer (for keys and values of
-        cross-attention, the norm at the encoder's end) into the weights: its scale,
-        its offset, and layer norm's subtraction of the mean. Only a factor per position
-        remains of the norm.
 
     Raises:
-      ValueError: If there is no such layer or head, or no norm to fold.
+      ValueError: If there is no such layer or head.
 
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
-    https://transformer-circuits.pub/2021/framework/index.html; folding: its appendix
-    on layer normalization.
+    https://transformer-circuits.pub/2021/framework/index.html.
     """
     config = running.config_of(model)
     parts = models.heads_of_layers(config)
     place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
-    if config.attention.differential:
-        raise ValueError(
-            f"heads have no separate weights with {models.shared_by_heads(config)}."
-        )
     num_heads, num_groups = len(place.names), place.num_key_value_heads
     if not num_heads:
         raise ValueError(f"{place.label} has no heads: all are pruned.")
@@ -87,9 +76,6 @@ def weights(
         b = leaves.get("b", np.zeros(w.shape[0] * w.shape[2])).reshape(count, -1)
         if name != "query":
             w, b = w[np.asarray(groups)], b[np.asarray(groups)]
-        if folded:
-            matrix, offset = _norm_in_front(config, params, place, name)
-            w, b = matrix @ w, b + offset @ w
         maps.append((w, b))
     output = _leaves_of(params, f"{place.path}/linear")["w"]
     output = output.reshape(num_heads, -1, output.shape[-1])
@@ -99,47 +85,6 @@ def weights(
         return result
     checks.integer_in("head", head, 0, num_heads - 1)
     return HeadWeights(*(x[head] for x in result))
-
-
-def token_embedding(model: models.Model, params: Any) -> np.ndarray:
-    """Returns token embeddings (no positions, segments or norm), `[N, D]` float64.
-
-    Raises:
-      ValueError: If the model has no config, or its inputs are not tokens.
-    """
-    config, leaves = running.config_of(model), _leaves_of(params, "embedding")
-    if "embeddings" not in leaves:
-        raise ValueError("params must have embeddings of tokens, got none.")
-    return leaves["embeddings"] * config.embedding.scale
-
-
-def unembedding(
-    model: models.Model, params: Any, *, folded: bool = False
-) -> np.ndarray:
-    """Builds the linear map from the residual stream to logits, `[D, C]` float64.
-
-    With `folded` it includes the norms after the last layer, as in `weights`.
-
-    Raises:
-      ValueError: If the model has no config, no logits, or a nonlinear layer before
-        them.
-    """
-    config = running.config_of(model)
-    check_logits(config)
-    has_decoder = config.family == "encoder_decoder"
-    if not config.output.tied:
-        matrix = _leaves_of(params, "logits")["w"]
-    else:
-        table = "decoder_embedding" if has_decoder else "embedding"
-        matrix = _leaves_of(params, table)["embeddings"].T
-        if "logits" in params:  # its bias tells how many classes there are
-            matrix = matrix[:, : len(params["logits"]["b"])]
-    if folded and config.output.norm:
-        matrix = _norm_of(config, params, "output_norm")[0] @ matrix
-    if folded and not models.NORM_PLACES[config.norm.position].end:
-        stack = "decoder" if has_decoder else "encoder"
-        matrix = _norm_of(config, params, f"{stack}/norm")[0] @ matrix
-    return matrix
 
 
 def check_logits(config: models.ModelConfig) -> None:
@@ -226,32 +171,6 @@ def kinds_read(kinds: Sequence[str], sender: int, receiver: int) -> str:
     if after <= at:
         return ""
     return "q" if second == "cross" else "qkv"
-
-
-def _norm_in_front(
-    config: models.ModelConfig, params: Any, place: models.LayerHeads, name: str
-) -> tuple[np.ndarray, np.ndarray]:
-    if not models.NORM_PLACES[config.norm.position].before:
-        raise ValueError(
-            "folded must be False for a model whose norms come after the parts: there "
-            "is no norm before them to fold."
-        )
-    layer, _, attention = place.path.rpartition("/")
-    norm = f"{layer}/{'norm_2' if attention == 'cross_attention' else 'norm_1'}"
-    is_encoder = attention == "cross_attention" and name != "query"
-    return _norm_of(config, params, "encoder/norm" if is_encoder else norm)
-
-
-def _norm_of(
-    config: models.ModelConfig, params: Any, module: str
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns a norm, up to a factor per position, as a matrix and an offset."""
-    size = config.model_size
-    leaves = {"scale": np.ones(size), "offset": np.zeros(size)}
-    leaves |= _leaves_of(params, module)
-    # Layer norm subtracts the mean over the D features first.
-    centers = np.eye(size) - (config.norm.kind == "layer_norm") / size
-    return centers * leaves["scale"], leaves["offset"]
 
 
 def _leaves_of(params: Any, module: str) -> dict[str, np.ndarray]:

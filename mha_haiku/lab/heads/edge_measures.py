@@ -3,7 +3,7 @@
 A measure is a function with the decorator `_offered`, which registers it in
 `EDGE_MEASURES`. It takes a `Measured`, which has the clean examples, and the corrupted
 examples of the pairs, and returns `Edges`: a number per edge, ranked by
-`Edges.strength`, and the cost. It raises TypeError if batches can be iterated over only
+`Edges.strength`. It raises TypeError if batches can be iterated over only
 once, and ValueError if they do not pair or the model is not a graph. `graph.py` defines
 edges, `edge_runs.py` what they carry in a run with patched edges.
 
@@ -20,18 +20,16 @@ from typing import Any, TypeVar
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import clean_runs, edge_runs, hard_concrete, patching, running
+from mha_haiku.lab.heads import clean_runs, edge_runs, patching, running
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.heads.running import Batches, Measured
 from mha_haiku.records import Result, tables
 from mha_haiku.training import tasks
 
 Array = jax.Array
-Cost = patching.Cost
 Edges = patching.Edges
 EdgeMeasure = Callable[..., Edges]
 _Function = TypeVar("_Function", bound=EdgeMeasure)
@@ -81,8 +79,7 @@ def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
       '5 of 29 edges matter'
     """
     edges = np.arange(graphs.of_model(subject.model).num_edges)
-    cost = Cost(2 + len(edges))
-    return _edges(subject, corrupted, _patched_one_by_one, edges, cost=cost)
+    return _edges(subject, corrupted, _patched_one_by_one, edges)
 
 
 @_program
@@ -92,31 +89,19 @@ def _patched_one_by_one(runs: edge_runs.EdgeRuns, edges: Array) -> tuple[Array]:
 
 
 @_offered
-def edge_attribution(
-    subject: Measured, corrupted: Batches, *, steps: int | None = None
-) -> Edges:
-    """Runs attribution patching: the change by patching an edge, at first order.
+def edge_attribution(subject: Measured, corrupted: Batches) -> Edges:
+    """Runs attribution patching, EAP: the change by patching an edge, at first order.
 
     It is the slope of the metric by the receiver's input, times what patching adds to
     this input. Memory grows with B T D times the number of nodes and readers.
 
-    Args:
-      steps: Average slopes over this number of inputs on the line from the corrupted
-        embeddings to the clean ones, which are the last (EAP-IG). By default slopes
-        are taken only at the clean input (EAP).
-
-    Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348; with `steps`
-    Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
+    Source: Syed et al. 2023, section 3, https://arxiv.org/abs/2310.10348.
 
     Example:
-      >>> edges = mh.heads.edge_attribution(measured, corrupted)
-      >>> edges.mean.shape, edges.cost
-      ((29,), Cost(forward=3, backward=2))
+      >>> mh.heads.edge_attribution(measured, corrupted).mean.shape
+      (29,)
     """
-    count = 1 if steps is None else checks.positive_integer("steps", steps)
-    shares = np.float32(np.arange(1, count) / count)  # without 1, the clean input
-    cost = Cost(1 + 2 * count, 2 * count)
-    return _edges(subject, corrupted, _slopes, shares, cost=cost)
+    return integrated_edge_attribution(subject, corrupted, steps=1)
 
 
 @_offered
@@ -125,12 +110,19 @@ def integrated_edge_attribution(
 ) -> Edges:
     """Computes `edge_attribution` with integrated gradients, EAP-IG.
 
+    Slopes are averages over `steps` inputs on the line from the corrupted embeddings to
+    the clean ones, which are the last.
+
+    Source: Hanna et al. 2024, eq. 4, https://arxiv.org/abs/2403.17806.
+
     Example:
       >>> edges = mh.heads.integrated_edge_attribution(measured, corrupted, steps=3)
-      >>> edges.cost
-      Cost(forward=7, backward=6)
+      >>> f"{np.sum(edges.mean > 0.1)} of {len(edges.mean)} edges matter"
+      '5 of 29 edges matter'
     """
-    return edge_attribution(subject, corrupted, steps=steps)
+    checks.positive_integer("steps", steps)
+    shares = np.float32(np.arange(1, steps) / steps)  # without 1, the clean input
+    return _edges(subject, corrupted, _slopes, shares)
 
 
 @functools.partial(_program, runs_clean=False)
@@ -142,110 +134,6 @@ def _slopes(runs: edge_runs.EdgeRuns, shares: Array) -> tuple[Array]:
     if len(shares):
         edges, _ = jax.lax.scan(add, edges, shares)
     return (edges / (1 + len(shares)),)
-
-
-@_offered
-def acdc(subject: Measured, corrupted: Batches, *, threshold: float = 0.01) -> Edges:
-    """Runs ACDC: removes edges from the logits back, if the metric allows it.
-
-    An edge is patched for good if the mean metric then rises by less than the
-    threshold. All pairs run at once, E times.
-
-    Args:
-      threshold: The smallest rise of the metric for which an edge is kept.
-
-    Returns:
-      The edges that are `kept`, and the change of the metric when each edge was tried.
-
-    Source: Conmy et al. 2023, algorithm 1, https://arxiv.org/abs/2304.14997.
-
-    Example:
-      >>> edges = mh.heads.acdc(measured, corrupted, threshold=0.1)
-      >>> f"{edges.kept.sum()} of {len(edges.kept)} edges"
-      '5 of 29 edges'
-    """
-    order = np.arange(graphs.of_model(subject.model).num_edges)[::-1]
-    pair, cost = _at_once(subject, corrupted), Cost(2 + len(order))
-    return _edges(*pair, _removed, order, np.float32(threshold), cost=cost)
-
-
-@_program
-def _removed(runs: edge_runs.EdgeRuns, order: Array, threshold: Array):
-    def step(state: tuple[Array, Array], edge: Array):
-        without = state[0].at[edge].set(0)
-        after = runs.patched(without)
-        change = after - state[1]
-        keep = functools.partial(jnp.where, change.mean() < threshold)
-        return jax.tree.map(keep, (without, after), state), change
-
-    init = jnp.ones(len(order)), runs.before
-    (kept, _), changes = jax.lax.scan(step, init, order)
-    return changes[jnp.argsort(order)].T, kept
-
-
-@_offered
-def learned_edges(
-    subject: Measured,
-    corrupted: Batches,
-    *,
-    steps: int = 300,
-    penalty: float = 1.0,
-    learning_rate: float = 0.1,
-    seed: int = 0,
-) -> Edges:
-    """Learns gates of edges, and returns the probability that each gate is open.
-
-    Gates of a hard concrete distribution mix the clean and the corrupted run in an
-    edge. Adam minimizes the squared change of the metric, relative to the change by
-    patching all edges, plus the penalty times the share of open gates. All pairs run in
-    each step.
-
-    Args:
-      steps: Steps of Adam.
-      penalty: The weight of open gates; a larger penalty leaves fewer edges.
-      learning_rate: Learning rate of Adam.
-      seed: Seed of the samples of gates.
-
-    Returns:
-      The probabilities, `[1, E]`; `kept` are edges whose gate is at least half open.
-
-    Source: Bhaskar et al. 2024, section 3, https://arxiv.org/abs/2406.16778.
-
-    Example:
-      >>> edges = mh.heads.learned_edges(measured, corrupted, steps=20)
-      >>> f"{np.sum(edges.mean > 0.9)} of {len(edges.mean)} gates are likely open"
-      '5 of 29 gates are likely open'
-    """
-    keys = jax.random.split(jax.random.key(seed), steps)
-    rates = np.float32(penalty), np.float32(learning_rate)
-    pair, cost = _at_once(subject, corrupted), Cost(2 + steps, steps)
-    found = _edges(*pair, _learned, keys, *rates, cost=cost)
-    return dataclasses.replace(found, unit="probability that the gate is open")
-
-
-_OPEN = 2.0  # the logit of gates at the start
-
-
-@_program
-def _learned(runs: edge_runs.EdgeRuns, keys: Array, penalty: Array, rate: Array):
-    size = jnp.square(runs.after - runs.before).mean()
-
-    def loss(logits: Array, key: Array) -> Array:
-        change = runs.patched(hard_concrete.sample(logits, key)) - runs.before
-        is_open = hard_concrete.open_probability(logits).mean()
-        return jnp.square(change).mean() / size + penalty * is_open
-
-    adam = optax.adam(rate)
-
-    def step(state: tuple[Array, optax.OptState], key: Array) -> tuple[Any, None]:
-        logits, moments = state
-        updates, moments = adam.update(jax.grad(loss)(logits, key), moments)
-        return (optax.apply_updates(logits, updates), moments), None
-
-    init = jnp.full(runs.graph.num_edges, _OPEN)
-    (logits, _), _ = jax.lax.scan(step, (init, adam.init(init)), keys)
-    probabilities = hard_concrete.open_probability(logits)
-    return probabilities[None], hard_concrete.settled(logits)
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -313,14 +201,12 @@ class Circuit(Result):
 
     def text(self) -> str:
         """Writes the table as text, with the faithfulness of the circuit below it."""
-        edges, cost = self.edges, self.edges.cost
+        edges = self.edges
         return (
             f"{self.table().text()}\n\n{self}\n"
             f"metric: {edges.base.mean():.4g} clean, {edges.other.mean():.4g} "
             f"corrupted, {self.only.mean():.4g} with the circuit alone, "
-            f"{self.without.mean():.4g} without it\n"
-            f"cost: {cost.forward:,} forward and {cost.backward:,} backward passes for "
-            "each pair of examples"
+            f"{self.without.mean():.4g} without it"
         )
 
     def __repr__(self) -> str:
@@ -440,27 +326,9 @@ def _with_edges(runs: edge_runs.EdgeRuns, kept: Array) -> tuple[Array]:
 
 
 def _edges(
-    subject: Measured,
-    corrupted: Batches,
-    program: Callable,
-    *arrays: ArrayLike,
-    cost: Cost,
+    subject: Measured, corrupted: Batches, program: Callable, *arrays: ArrayLike
 ) -> Edges:
-    """Measures all edges by a program that returns numbers, and gates if it has any."""
+    """Measures all edges by a program that returns their numbers."""
     program = program(subject.model, metric=subject.metric)
     found = patching.over_pairs(subject, corrupted, program, *arrays)
-    numbers, *gates, base, other = found
-    kept = gates[0] >= 0.5 if gates else None
-    ends = graphs.of_model(subject.model).ends
-    return Edges(numbers, base, other, *ends, cost=cost, kept=kept)
-
-
-def _at_once(
-    subject: Measured, corrupted: Batches
-) -> tuple[Measured, list[tasks.Example]]:
-    """Makes one batch of all pairs."""
-    joined = []
-    for batches in (subject.batches, corrupted):
-        running.check_batches(batches)
-        joined.append([jax.tree.map(lambda *x: np.concatenate(x), *batches)])
-    return subject._replace(batches=joined[0]), joined[1]
+    return Edges(*found, *graphs.of_model(subject.model).ends)

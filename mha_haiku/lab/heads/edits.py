@@ -1,18 +1,16 @@
-"""Common edits of a model, for `mh.edit`.
+"""Edits of heads, for `mh.edit`.
 
-`B...` batch axes, T positions, H heads of an attention, V value size per head, D width,
-F hidden units, P attention parts. Edits map patterns or names of sites to changes:
+`B...` batch axes, T positions, H heads of an attention, V value size per head, P
+attention parts. Edits map patterns or names of sites to changes:
 
->>> import jax.numpy as jnp
 >>> import mha_haiku as mh
->>> list(mh.heads.edits.ablate(2, 0) | mh.heads.edits.steer(3, jnp.ones(16)))
+>>> list(mh.heads.edits.ablate(2, 0) | {"layer_3/stream": lambda stream: 2 * stream})
 ['layer_2/attention/heads', 'layer_3/stream']
 
-Heads and layers count from 0, and negative numbers raise ValueError; a negative
-position counts from the end. Traced numbers cannot be validated.
+Heads and layers count from 0, and negative numbers raise ValueError. Traced numbers
+cannot be validated.
 """
 
-import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -45,18 +43,19 @@ def ablate(
     indices = jnp.atleast_1d(jnp.asarray(heads))
 
     def change(values: Array) -> Array:
-        _check("heads", indices, 0, values.shape[-2])
+        known = tiles.known(indices)
+        for number in [] if known is None else known.tolist():
+            checks.integer_in("heads", number, 0, values.shape[-2] - 1)
         return values.at[..., indices, :].set(jnp.asarray(value, values.dtype))
 
     return {f"{_path(at)}/heads": change}
 
 
-def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
+def gate(gates: Array | Sequence[Array]) -> Edits:
     """Makes an edit that multiplies the heads of L layers by gates.
 
-    Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays; `at`
-    is a pattern of attention paths, whose first number is the layer. A layer without
-    gates raises ValueError; if layers are scanned, it becomes NaN.
+    Gates are `[L, H]`, `[L, B..., H]` or `[L, B..., T, H]`, or a list of L arrays. A
+    layer without gates raises ValueError; if layers are scanned, it becomes NaN.
     """
     of_layer = _of_parts(list(gates), gated)
 
@@ -65,85 +64,7 @@ def gate(gates: Array | Sequence[Array], at: str = "*") -> Edits:
             checks.integer_in("the layer of gates", layer, 0, len(gates) - 1)
         return of_layer(values, layer)
 
-    return {f"{at}/heads": change}
-
-
-def patch(
-    name: str, value: Any, positions: Array | Sequence[int] | None = None
-) -> Edits:
-    """Makes an edit that sets the sites of a pattern to a value `[B..., T, ...]`.
-
-    `positions` are the positions to set, by default all T; for weights and scores, the
-    queries. With positions the pattern must end in the whole name of a site, and a
-    custom site must be `[B, T, D]` or `[T, D]`.
-
-    Raises:
-      ValueError: If the axis of positions is not known; from the edited function, if
-        there is no such position.
-    """
-    if positions is None:
-        return {name: lambda _: value}
-    axis, positions = _axis_of_positions(name), jnp.asarray(positions)
-
-    def change(before: Array) -> Array:
-        is_pooled = before.ndim < 3 and name.endswith(("logits", "output_norm/factor"))
-        if is_pooled or (axis is None and before.ndim > 3):
-            raise ValueError(
-                f"positions must be None for {name!r}, of shape {before.shape}, where "
-                "their axis is unknown; mh.edit takes any function of the value."
-            )
-        size = before.shape[axis or -2]
-        if positions.dtype != bool:
-            _check("positions", positions, -size, size)
-        chosen = jnp.zeros(size, bool).at[positions].set(True)
-        chosen = chosen.reshape(-1, *(1,) * (-1 - (axis or -2)))
-        return jnp.where(chosen, value, before)
-
-    return {name: change}
-
-
-_OF_HEADS = re.compile("query|key|value|gates|heads|(query|key|difference)_norm/factor")
-_OF_POSITIONS = re.compile(
-    r"weights|scores|stream\w*|\w*embedding|hidden|output|\w+/factor|\w*logits"
-)
-
-
-def _axis_of_positions(name: str) -> int | None:
-    """Finds the axis of positions of a site, from the end; None if unknown."""
-    *_, parent, last = ("", *name.split("/"))
-    if last == "factor":
-        last = f"{parent}/factor"
-    if last == "map" or set(last) & set("*?["):
-        raise ValueError(
-            "name must end in the whole name of a site that has positions, such as "
-            f"'*/heads' or '*/weights', where positions are given, got {name!r}."
-        )
-    if _OF_HEADS.fullmatch(last):
-        return -3
-    return -2 if _OF_POSITIONS.fullmatch(last) else None
-
-
-def _check(name: str, numbers: Array, low: int, count: int) -> None:
-    """Raises ValueError if known numbers are not from `low` to count - 1."""
-    known = tiles.known(numbers)
-    for number in [] if known is None else known.ravel().tolist():
-        checks.integer_in(name, number, low, count - 1)
-
-
-def steer(layer: int | str, vector: Array, scale: float = 1.0) -> Edits:
-    """Makes an edit that adds `scale` times a vector to the input of a layer.
-
-    The vector is `[D]` or `[B..., T, D]`; `layer` may be a path ("decoder/layer_0").
-
-    Source: Turner et al. 2023, https://arxiv.org/abs/2308.10248.
-    """
-    path = layer if isinstance(layer, str) else f"layer_{layer}"
-
-    def change(stream: Array) -> Array:
-        added = scale * jnp.asarray(vector, stream.dtype)
-        return stream + tiles.lifted(added, stream.ndim)
-
-    return {f"{path}/stream": change}
+    return {"*/heads": change}
 
 
 def on_parts(

@@ -105,8 +105,7 @@ def path_patching(
     numbers = [(*one, *other, graphs.KINDS.index(kind)) for one, other, kind in edges]
     program = _paths(model, metric=subject.metric)
     changes = patching.over_pairs(subject, corrupted, program, np.array(numbers))
-    cost = patching.Cost(2 + 2 * len(edges))
-    return patching.Edges(*changes, *map(np.array, zip(*edges, strict=True)), cost=cost)
+    return patching.Edges(*changes, *map(np.array, zip(*edges, strict=True)))
 
 
 def _checked(
@@ -204,8 +203,7 @@ def circuit_of_heads(
     kept = edge_measures.strongest(graph, np.abs(changes.mean(0)), edges)
     patterns = np.stack([kept, ~kept, np.zeros_like(kept)])
     only, without, other = with_head_edges(subject, corrupted, patterns).T
-    cost = patching.Cost(3 + 4 * len(graph.writers), 1)
-    every = patching.Edges(changes, before, other, *graph.ends, cost=cost)
+    every = patching.Edges(changes, before, other, *graph.ends)
     return edge_measures.Circuit(every, kept, only, without, "head_edge_attribution")
 
 

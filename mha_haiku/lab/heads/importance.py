@@ -6,8 +6,8 @@ example and head; a larger number means that the head matters more to the metric
 `ablation_value` replaces the output of ablated heads. All raise TypeError if batches
 can be iterated over only once, and ValueError if there are no batches or no heads.
 
-B batch, L layers (attention parts), H heads of a layer, F hidden units of a layer, N
-examples, P patterns of gates.
+B batch, L layers (attention parts), H heads of a layer, N examples, P patterns of
+gates.
 """
 
 import logging
@@ -20,11 +20,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import arguments, attention, models
-from mha_haiku.lab.heads import clean_runs, edits, metrics, running
+from mha_haiku.lab.heads import clean_runs, metrics, running
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
 from mha_haiku.lab.heads.running import Measured
 from mha_haiku.records import Heads
-from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -128,44 +127,6 @@ def _slopes(
 ) -> Array:
     clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
     return jnp.abs(clean.slopes(1.0))
-
-
-def unit_gradient(subject: Measured) -> PerExample:
-    """Computes the absolute derivative of the metric by each hidden unit's gate.
-
-    A gate multiplies a unit at all positions of an example; the importance is
-    `[N, L, F]`.
-
-    Raises:
-      ValueError: If the metric is the drift, see `gradient`.
-
-    Source: Michel et al. 2019, eq. 2, https://arxiv.org/abs/1905.10650, for heads;
-    Molchanov et al. 2017, section 2.2, https://arxiv.org/abs/1611.06440, for units.
-    """
-    _check_slope(subject)
-    return PerExample(_results(subject, _unit_slopes, metric=subject.metric))
-
-
-@running.compiled
-def _unit_slopes(
-    model: models.Model, params: Any, example: Example, *, metric: Metric
-) -> Array:
-    _, hidden = running.look(model, params, example, ["*/hidden"])
-    sizes = [x.shape[-1] for x in hidden.values()]
-    if model.config is not None:  # it also has the layers without hidden units
-        sizes = models.hidden_sizes(model.config)
-    layers, exists = np.flatnonzero(sizes).tolist(), running.exists(sizes)
-
-    def total(gates: Array) -> Array:
-        def change(units: Array, layer: int | Array) -> Array:
-            return units * gates[:, layer, None, : units.shape[-1]]
-
-        gated = edits.on_parts(hidden, layers, change)
-        output = running.run_edited(model, params, example, gated)
-        return metric(output.logits, example).sum()
-
-    found = jax.grad(total)(jnp.ones((len(example.inputs), *exists.shape)))
-    return jnp.where(exists[None], jnp.abs(found), jnp.nan)
 
 
 @_offered("nats", "share of what ablating all heads costs")

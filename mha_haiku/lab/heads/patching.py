@@ -13,7 +13,7 @@ examples, E edges.
 
 import dataclasses
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -88,20 +88,6 @@ class Patched(Changes):
         ]
 
 
-class Cost(NamedTuple):
-    """The cost of a measure for a pair of examples, in passes through the model.
-
-    Example:
-      >>> mh.heads.edge_patching(measured, corrupted).cost  # of 29 edges
-      Cost(forward=31, backward=0)
-      >>> mh.heads.edge_attribution(measured, corrupted).cost
-      Cost(forward=3, backward=2)
-    """
-
-    forward: int
-    backward: int = 0
-
-
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Edges(Changes):
     """Edges with numbers: the change of the clean run's metric by patching an edge.
@@ -116,9 +102,6 @@ class Edges(Changes):
     senders: np.ndarray  # `[E, 2]`, part and head that write; see also `heads.graph`
     receivers: np.ndarray  # `[E, 2]`, part and head that read; `LOGITS` for the logits
     kinds: np.ndarray  # `[E]`: "q", "k", "v", "feed_forward" or "logits"
-    cost: Cost = dataclasses.field(default=Cost(0), kw_only=True)
-    # `[E]` booleans, from a measure that chooses edges itself
-    kept: np.ndarray | None = dataclasses.field(default=None, kw_only=True)
     file_name = "paths"
 
     @property
@@ -128,8 +111,8 @@ class Edges(Changes):
 
     @property
     def strength(self) -> np.ndarray:
-        """`[E]`: the magnitude of the mean; the mean, if the measure chose edges."""
-        return np.abs(self.mean) if self.kept is None else self.mean
+        """`[E]`: the magnitude of the mean."""
+        return np.abs(self.mean)
 
     def rows(self) -> list[dict[str, int | float | str]]:
         """Lists a row for each edge: its ends, its kind and its numbers."""

@@ -1,9 +1,9 @@
-"""Pruning: permanent removal of heads or hidden units from a model.
+"""Pruning: permanent removal of heads from a model.
 
-L layers, H heads of a layer, F hidden units of a layer. A head is named by its index in
-the unpruned layer. In an encoder-decoder the "layers" of heads are its attention parts,
-in the order of `models.heads_of_layers`. `config` is `config.model`, which describes
-the parameters; these may be stacked (scanned layers), or already pruned.
+L layers, H heads of a layer. A head is named by its index in the unpruned layer. In an
+encoder-decoder the "layers" of heads are its attention parts, in the order of
+`models.heads_of_layers`. `config` is `config.model`, which describes the parameters;
+these may be stacked (scanned layers), or already pruned.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -70,49 +70,6 @@ def prune(
     return _changed(params, config, holders, without_heads), pruned
 
 
-def prune_units(
-    params: Params,
-    config: models.ModelConfig,
-    keep: Sequence[Sequence[int] | np.ndarray],
-) -> tuple[dict[str, dict[str, Any]], models.ModelConfig]:
-    """Removes hidden units of the feed-forward parts.
-
-    `keep` has the indices of the hidden units to keep in each of the L layers, at least
-    one; or it is `[L, F]` booleans. The result is the parameters, unstacked, and their
-    config, with `feed_forward.hidden_sizes`.
-
-    Raises:
-      ValueError: If a layer has no feed-forward part, or `modules.anatomy` does not
-        know the names of the parameters.
-
-    Example:
-      >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["histogram"]())
-      >>> params, config = compiled.params, compiled.config
-      >>> _, smaller = mh.heads.prune_units(params, config, keep=[[0, 1, 2, 3]])
-      >>> mh.models.hidden_sizes(config), mh.models.hidden_sizes(smaller)
-      ((17,), (4,))
-    """
-    keep, sizes = [_indices(row) for row in keep], models.hidden_sizes(config)
-    for i, (units, size) in enumerate(zip(keep, sizes, strict=True)):
-        if not size:
-            raise ValueError(
-                f"layer {i} has no feed-forward part, and so no hidden units to keep, "
-                f"got {units}."
-            )
-        if not units or units != sorted(set(units) & set(range(size))):
-            raise ValueError(
-                f"layer {i} must keep at least one of its hidden units 0 to {size - 1},"
-                f" each once, got {units}."
-            )
-    params, config = _looped(params, config)
-    pruned = config.replace(feed_forward=dict(hidden_sizes=[*map(len, keep)]))
-
-    def without_units(i: int, axis: anatomy.Axis, leaf: Any) -> np.ndarray:
-        return anatomy.taken(leaf, axis, sizes[i], keep[i])
-
-    return _changed(params, config, (anatomy.UNITS,), without_units), pruned
-
-
 def open_gates(
     config: models.ModelConfig, keep: Sequence[Sequence[int]]
 ) -> list[np.ndarray]:
@@ -164,13 +121,10 @@ def _changed(
     """Changes all arrays of the parameters that have an axis of `holders`."""
     # `change(layer, axis, array)` returns None to remove an array; the layer is a slice
     # if layers are stacked.
-    counts, place = models.hidden_sizes(config), models.layer_of
-    if anatomy.UNITS not in holders:
-        counts = [len(layer.names) for layer in models.heads_of_layers(config)]
-        place = models.part_of
+    counts = [len(layer.names) for layer in models.heads_of_layers(config)]
     result, changed, indices = {}, set(), range(len(counts))
     for module, leaves in params.items():
-        layer = place(config, module)
+        layer = models.part_of(config, module)
         is_stacked = isinstance(layer, slice)
         if layer is not None and not is_stacked and layer not in indices:
             raise ValueError(f"params must have {len(counts)} layers, got {module!r}.")

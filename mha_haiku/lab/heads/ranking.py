@@ -1,6 +1,6 @@
-"""Orders of heads: by their values, in pairs, or greedily.
+"""Orders of heads: by their values, or greedily.
 
-L layers, H heads of a layer, P pairs of heads.
+L layers, H heads of a layer.
 """
 
 from collections.abc import Callable
@@ -24,31 +24,6 @@ def order(values: np.ndarray) -> list[tuple[int, int]]:
     heads = np.argwhere(~np.isnan(values))
     ranks = np.argsort(values[tuple(heads.T)], kind="stable")
     return [tuple(head) for head in heads[ranks].tolist()]
-
-
-def pairs(subject: Measured, *, ablation_value: AblationValue = zero) -> np.ndarray:
-    """Computes the mean change of the metric when two heads are ablated.
-
-    It is `[L, H, L, H]` float64, symmetric; the diagonal is for single heads.
-
-    Example:
-      >>> change = mh.heads.pairs(measured)
-      >>> change[0, 0, :, 0].round(1)  # of head (0, 0): alone, and with head (1, 0)
-      array([3., 3.])
-    """
-    exists = _existing(subject)
-    heads = np.argwhere(exists)
-    firsts, seconds = np.triu_indices(len(heads))
-    gates = np.ones((1 + len(firsts), *exists.shape), np.float32)
-    rows = np.arange(1, len(gates))
-    for which in (firsts, seconds):
-        gates[(rows, *heads[which].T)] = 0
-    options = {"ablation_value": ablation_value}
-    metric = importance.gated_metric(subject, gates, **options).mean(0)
-    change = np.full((*exists.shape, *exists.shape), np.nan)
-    for one, other in ((firsts, seconds), (seconds, firsts)):
-        change[(*heads[one].T, *heads[other].T)] = metric[1:] - metric[0]
-    return change
 
 
 class Step(NamedTuple):

@@ -1,4 +1,4 @@
-"""Attention rollout and flow: how much of an input reaches a position.
+"""Attention rollout: how much of an input reaches a position.
 
 `B...` batch axes, T query positions, S = T key positions, H heads, R chosen rows, L
 layers.
@@ -9,7 +9,6 @@ vectors are multiplied by the layers from the top down, tile by tile, and no `[T
 array is made. So memory is `O(H R T)` at any length.
 """
 
-import functools
 from collections.abc import Sequence
 
 import jax
@@ -78,44 +77,6 @@ def rollout(
     return jnp.moveaxis(rows, -3, 0)[::-1]
 
 
-# SciPy's maximum flow takes integer capacities; this is a capacity of 1.
-_UNIT = 2**30
-
-
-def flow(maps: Maps, rows: Rows, *, residual: float = 0.5) -> np.ndarray:
-    """Computes attention flow: the maximum flows from positions to single inputs.
-
-    The graph has T nodes below each layer and T above the last. Entry (t, s) of a
-    layer's matrix, as `rollout` multiplies them, is the capacity of the edge from
-    position s below the layer to position t above it. SciPy computes a flow per row and
-    input on the host, in a graph of L T^2 edges: use it for short inputs.
-
-    Arguments and errors are as in `rollout`. The result is `[B..., R, T]` float64, in
-    [0, 1]; rows may sum to more than 1.
-
-    Source: Abnar and Zuidema 2020, section 3, https://arxiv.org/abs/2005.00928.
-
-    Example:
-      >>> maps = model.apply(params, None, tokens[:1], is_training=False).maps
-      >>> mh.heads.flow(maps, rows=-1).round(2)
-      array([[[0.  , 0.  , 0.22, 0.05, 0.5 , 0.25, 0.25, 0.5 , 0.5 ]]])
-    """
-    from scipy.sparse import csgraph
-
-    positions = np.asarray(_positions(maps, rows))
-    matrices = jax.device_get([_matrix(layer, residual) for layer in maps])
-    matrices = np.stack(matrices).astype(np.float64)
-    num_layers, size = matrices.shape[0], matrices.shape[-1]
-    flows = np.zeros((*positions.shape, size))
-    for example in np.ndindex(positions.shape[:-1]):
-        edges = _capacities(matrices[:, *example])
-        for r, s in np.ndindex(flows.shape[-2:]):
-            source = num_layers * size + positions[*example, r]
-            flow_value = csgraph.maximum_flow(edges, source, s).flow_value
-            flows[*example, r, s] = flow_value / _UNIT
-    return flows
-
-
 def _positions(maps: Maps, rows: Rows) -> Array | np.ndarray:
     """Returns the positions `[B..., R]` that `rows` choose."""
     if not maps:
@@ -164,20 +125,3 @@ def _mixed(
     scaled = columns * (share / jnp.where(is_empty, 1, totals))[..., None]
     received = attention_map.apply_transposed(scaled[..., None, :]).sum(-2)
     return columns * (1 - share)[..., None] + received
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _matrix(layer: attention.AttentionMap, residual: float) -> Array:
-    return rollout([layer], slice(None), residual=residual)
-
-
-def _capacities(matrices: np.ndarray):
-    """Builds the sparse matrix of capacities; node `l T + t` is t below layer l."""
-    from scipy import sparse
-
-    num_layers, size, _ = matrices.shape
-    capacities = np.rint(matrices * _UNIT).astype(np.int32)
-    layers, above, below = np.nonzero(capacities)
-    ends = (layers + 1) * size + above, layers * size + below
-    shape = ((num_layers + 1) * size,) * 2
-    return sparse.csr_array((capacities[layers, above, below], ends), shape=shape)

@@ -138,8 +138,8 @@ def compile(
       seed: The seed of the random heads, and of the program's places among them.
 
     Raises:
-      ValueError: If the output is a mean or needs no head, a layer has too few heads,
-        or the noise is below 0.
+      ValueError: If the output needs no head, a layer has too few heads, or the noise
+        is below 0.
 
     Example:
       >>> compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"](), num_heads=2)

@@ -193,7 +193,7 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
         )
         values = None if part.values is None else of(part.values)
         head = dataclasses.replace(part, selector=selector, values=values)
-        if head.gathers != "value":
+        if head.values is None:
             return head
         return Either(lambda one, _: one, (head, dataclasses.replace(head)), is_backup)
 

@@ -98,7 +98,6 @@ class Selector:
 
         Their values are integers, and not None at any selected key.
         """
-        _refuse_numbers("orders", *orders)
         return Selector(self.conditions, self.orders + orders)
 
     def last(self) -> "Selector":
@@ -111,16 +110,14 @@ class Head(Sequence):
     """The values that a head gathers from the positions that it selects."""
 
     selector: Selector  # the positions
-    values: Sequence | None  # their values
+    # The value that all of them have is gathered, or None if none is selected. Without
+    # values a head gathers the share 1 / (1 + the number of selected positions).
+    values: Sequence | None
     name: str  # what the head does, in a few words
-    # "value": the value that all of them share, or None if none is selected; "mean":
-    # the mean of their numbers, 0 if none is; "share": 1 / (1 + the number of selected
-    # positions), without values.
-    gathers: str
 
     @property
     def is_number(self) -> bool:
-        return self.gathers != "value"
+        return self.values is None
 
 
 tokens = Leaf("tokens")
@@ -128,12 +125,12 @@ indices = Leaf("indices")
 
 
 def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
-    """Applies a function to the values at each position; None means no result.
+    """Applies a function to the values of one or two sequences at each position.
 
-    The inputs are one or two sequences that are not numbers, or one of numbers.
+    None means no result.
 
     Raises:
-      ValueError: For other inputs.
+      ValueError: If there are no inputs, or more than two.
 
     Example:
       >>> from mha_haiku import rasp
@@ -142,12 +139,8 @@ def map(function: Callable[..., Any], *inputs: Sequence) -> Sequence:
       >>> vowels("face")
       [False, True, False, True]
     """
-    numbers = [sequence.is_number for sequence in inputs]
-    if len(inputs) not in (1, 2) or (len(inputs) == 2 and any(numbers)):
-        raise ValueError(
-            "inputs must be one sequence, or two that are not means, got "
-            f"{len(inputs)}, {sum(numbers)} of them means."
-        )
+    if len(inputs) not in (1, 2):
+        raise ValueError(f"inputs must be one or two sequences, got {len(inputs)}.")
     return Map(function, inputs)
 
 
@@ -155,9 +148,6 @@ def select(
     keys: Sequence, queries: Sequence, predicate: Callable[[Any, Any], bool]
 ) -> Selector:
     """Selects the keys for which `predicate(key, query)` holds.
-
-    Raises:
-      ValueError: If keys or queries are numbers.
 
     Example:
       >>> from mha_haiku import rasp
@@ -167,15 +157,11 @@ def select(
       >>> mirror("face")
       ['e', 'c', 'a', 'f']
     """
-    _refuse_numbers("keys and queries", keys, queries)
     return Selector((Condition(keys, queries, predicate),))
 
 
 def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
     """Gathers the value that the selected keys share, None where none is selected.
-
-    Raises:
-      ValueError: If values are numbers.
 
     Example:
       >>> from mha_haiku import rasp
@@ -185,25 +171,7 @@ def aggregate(selector: Selector, values: Sequence, *, name: str) -> Head:
       >>> shift("cabb")
       [None, 'c', 'a', 'b']
     """
-    _refuse_numbers("values", values)
-    return Head(selector, values, name, "value")
-
-
-def mean(selector: Selector, values: Sequence, *, name: str) -> Head:
-    """Averages the numbers of the selected keys, 0 where none is selected.
-
-    No selected key may hold None.
-
-    Example:
-      >>> from mha_haiku import rasp
-      >>> every = rasp.select(rasp.indices, rasp.indices, lambda key, own: True)
-      >>> ones = rasp.mean(every, rasp.tokens, name="share of ones")
-      >>> share = rasp.Program("share", ones, (0, 1), 4, is_causal=False, sample=None)
-      >>> [float(x) for x in share([1, 1, 1, 0])]
-      [0.75, 0.75, 0.75, 0.75]
-    """
-    _refuse_numbers("values", values)
-    return Head(selector, values, name, "mean")
+    return Head(selector, values, name)
 
 
 def selector_width(selector: Selector, *, name: str) -> Sequence:
@@ -222,8 +190,7 @@ def selector_width(selector: Selector, *, name: str) -> Sequence:
     """
     if selector.orders:
         raise ValueError("selector must have no order, as its width is counted.")
-    share = Head(selector, None, name, "share")
-    return Map(lambda x: int(1 / x) - 1, (share,))
+    return Map(lambda x: int(1 / x) - 1, (Head(selector, None, name),))
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -270,15 +237,7 @@ class Program:
         assert isinstance(sequence, Head)
         if sequence.values is None:  # it gathers a share
             return [Fraction(1, 1 + k) for k in range(self.length, -1, -1)]
-        if sequence.gathers == "value":
-            return self.domain(sequence.values)
-        # All means of 1 to n numbers, and 0 for none.
-        numbers = [Fraction(x) for x in self.domain(sequence.values)]
-        sums, means = {Fraction(0)}, {Fraction(0)}
-        for count in range(1, self.length + 1):
-            sums = {x + y for x in sums for y in numbers}
-            means |= {x / count for x in sums}
-        return sorted(means)
+        return self.domain(sequence.values)
 
 
 def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
@@ -294,11 +253,6 @@ def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
         "k": [x.keys for x in selector.conditions] + list(selector.orders),
         "v": [] if sequence.values is None else [sequence.values],
     }
-
-
-def _refuse_numbers(argument: str, *sequences: Sequence) -> None:
-    if any(sequence.is_number for sequence in sequences):
-        raise ValueError(f"{argument} must not be means; map() turns them into codes.")
 
 
 def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
@@ -335,11 +289,9 @@ def _selected(selector: Selector, query: int, seen: range, known: dict) -> list[
 
 
 def _gathered(head: Head, keys: list[int], known: dict) -> Any:
-    if head.gathers == "share":
+    if head.values is None:
         return Fraction(1, 1 + len(keys))
     held = [known[head.values][key] for key in keys]
-    if head.gathers == "mean":
-        return sum((Fraction(x) for x in held), Fraction(0)) / max(len(held), 1)
     if len(set(held)) > 1:
         raise ValueError(
             f"keys that {head.name!r} selects must agree on their value, got {held}."

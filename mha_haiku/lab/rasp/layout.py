@@ -55,17 +55,17 @@ class Layout:
     """
 
     def __init__(self, program: Program):
-        """Lays out a program, whose output needs a head and is not a mean."""
+        """Lays out a program, whose output needs a head."""
         self.program = program
         self.domain = functools.cache(program.domain)
         self.senders = functools.cache(self._senders)
         self._when = functools.cache(self._computed_when)
         every = list(dict.fromkeys(parts(program.output)))
         self.heads = [part for part in every if isinstance(part, Head)]
-        if program.output.is_number or not self.heads:
+        if not self.heads:
             raise ValueError(
-                "program must have an output that is computed by a head, and is not a "
-                f"mean; map() turns means into codes. Got {program.name!r}."
+                "program must have an output that is computed by a head, got "
+                f"{program.name!r}."
             )
         self._maps = [part for part in every if _is_looked_up(part)]
         stored = [language.tokens, language.indices, *self.heads, *self._maps]
@@ -100,7 +100,7 @@ class Layout:
         keys, or the same as they do if the head computes a share.
         """
         order, most = self._order(head.selector)
-        is_share = head.gathers == "share"
+        is_share = head.values is None
         sharpness = SHARPNESS / 2 if is_share else SHARPNESS
         weight = sharpness * (most + 1)
         queries, keys = [], []
@@ -124,12 +124,8 @@ class Layout:
         query, key = np.concatenate(queries, axis=1), np.concatenate(keys, axis=1)
         bias = np.zeros(query.shape[1])
         bias[-1] = 1
-        if head.values is None:  # it gathers a share
-            value = np.eye(self.stream_size)[:, :1]
-        else:
-            value = self.read(head.values)
-            if head.gathers == "mean":  # of the numbers of codes
-                value = (value @ np.array(self.domain(head.values), float))[:, None]
+        is_first = np.eye(self.stream_size)[:, :1]
+        value = is_first if head.values is None else self.read(head.values)
         return HeadMatrices(query, bias, key, value, self.slots[head])
 
     def units(self, layer: int) -> Units:

@@ -19,7 +19,6 @@ from mha_haiku.lab.rasp.language import (
     aggregate,
     indices,
     map,
-    mean,
     select,
     selector_width,
     tokens,
@@ -43,24 +42,11 @@ def _repeated(generator: Generator, count: int, length: int, size: int) -> np.nd
     return np.concatenate([first, first], axis=1)[:, :length]
 
 
-def _mirrored(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
-    """Draws palindromes, and changes one token in half of them."""
-    half = _uniform(generator, count, -(-length // 2), size)
-    inputs = np.concatenate([half, half[:, : length // 2][:, ::-1]], axis=1)
-    return _half_changed(generator, inputs, size)
-
-
 def _ascending(generator: Generator, count: int, length: int, size: int) -> np.ndarray:
     """Draws tokens in order, and changes one token in half of the examples."""
     inputs = np.sort(_uniform(generator, count, length, size), axis=1)
-    return _half_changed(generator, inputs, size)
-
-
-def _half_changed(generator: Generator, inputs: np.ndarray, size: int) -> np.ndarray:
-    """Changes one token in the first half of the examples."""
-    count, length = len(inputs) // 2, inputs.shape[1]
-    places = np.arange(count), generator.integers(0, length, count)
-    inputs[places] = generator.integers(0, size, count)
+    places = np.arange(count // 2), generator.integers(0, length, count // 2)
+    inputs[places] = generator.integers(0, size, count // 2)
     return inputs
 
 
@@ -115,11 +101,6 @@ def _token_at(place: Callable[[int], int], name: str) -> Sequence:
     return aggregate(there, tokens, name=name)
 
 
-def _count(token: str) -> Sequence:
-    same = select(tokens, indices, lambda key, query: key == token)
-    return selector_width(same, name=f"count of {token}")
-
-
 def _in_order(rank: Sequence) -> Sequence:
     return aggregate(select(rank, indices, operator.eq), tokens, name="of own rank")
 
@@ -134,27 +115,9 @@ def previous_token(length: int) -> Sequence:
 
 
 @_offered()
-def next_token(length: int) -> Sequence:
-    """The token after."""
-    return aggregate(_at(1), tokens, name="next_token")
-
-
-@_offered(is_causal=True)
-def shift(length: int) -> Sequence:
-    """The token three places before."""
-    return aggregate(_at(-3), tokens, name="positional")
-
-
-@_offered()
 def reverse(length: int) -> Sequence:
     """The token at the mirrored position."""
     return _token_at(lambda i: length - 1 - i, "mirrored position")
-
-
-@_offered()
-def first_token(length: int) -> Sequence:
-    """The first token."""
-    return _token_at(lambda i: 0, "first token")
 
 
 @_offered("abcdefghijkl")
@@ -164,59 +127,10 @@ def largest(length: int) -> Sequence:
     return aggregate(_all().best(rank), tokens, name="largest token")
 
 
-@_offered(is_causal=True)
-def last_vowel(length: int) -> Sequence:
-    """The last token so far that is a vowel."""
-    vowels = select(tokens, indices, lambda key, query: key in "ae")
-    return aggregate(vowels.last(), tokens, name="last vowel")
-
-
-@_offered(is_causal=True)
-def skip_trigram(length: int) -> Sequence:
-    """Predicts x at a b after an earlier a, and y at a c or e after an earlier d."""
-    pairs = {"b": "a", "c": "d", "e": "d"}
-    wanted = select(tokens, tokens, lambda key, query: pairs.get(query) == key)
-    answer = map({"a": "x", "d": "y"}.get, tokens)
-    return aggregate(wanted, answer, name="skip-trigram")
-
-
-@_offered(None)
-def named_position(length: int) -> Sequence:
-    """The token at the position that this token names."""
-    named = select(indices, tokens, operator.eq)
-    return aggregate(named, tokens, name="named position")
-
-
 @_offered()
 def histogram(length: int) -> Sequence:
     """The number of occurrences of this token."""
     return selector_width(_same(tokens), name="same token")
-
-
-@_offered(is_causal=True)
-def count(length: int) -> Sequence:
-    """The number of occurrences of a so far."""
-    return _count("a")
-
-
-@_offered("ab", is_causal=True)
-def parity(length: int) -> Sequence:
-    """Whether a has occurred an odd number of times so far."""
-    return map(lambda number: number % 2, _count("a"))
-
-
-@_offered(is_causal=True)
-def seen_before(length: int) -> Sequence:
-    """Whether this token has occurred before."""
-    earlier = selector_width(_same(tokens) & _before(), name="same token before")
-    return map(bool, earlier)
-
-
-@_offered("abc")
-def majority(length: int) -> Sequence:
-    """Whether at least half of the tokens are a."""
-    is_a = map(lambda token: int(token == "a"), tokens)
-    return map(lambda share: share >= 0.5, mean(_all(), is_a, name="share of a"))
 
 
 # Two layers.
@@ -263,39 +177,12 @@ def sort_different(length: int) -> Sequence:
     return _in_order(selector_width(smaller, name="smaller tokens"))
 
 
-@_offered("abc", sample=_mirrored)
-def is_palindrome(length: int) -> Sequence:
-    """Whether the tokens are a palindrome."""
-    other = _token_at(lambda i: length - 1 - i, "mirrored position")
-    differs = map(operator.ne, tokens, other)
-    wrong = select(differs, indices, lambda key, query: key)
-    return map(operator.not_, selector_width(wrong, name="differences"))
-
-
 @_offered(is_causal=True, sample=_ascending)
 def is_ascending(length: int) -> Sequence:
     """Whether no token so far is smaller than the one before it."""
     falls = map(operator.gt, _previous(), tokens)
     wrong = select(falls, indices, lambda key, query: key)
     return map(operator.not_, selector_width(wrong, name="falls"))
-
-
-@_offered("()", is_causal=True)
-def balanced_brackets(length: int) -> Sequence:
-    """Whether brackets so far are balanced (T), can still be (P), or cannot (F)."""
-    step = map({"(": 1, ")": -1}.get, tokens)
-    height = mean(_all(), step, name="height")
-    sign = map(lambda x: (x > 0) - (x < 0), height)
-    below = select(sign, indices, lambda key, query: key < 0)
-    falls = map(bool, selector_width(below, name="below zero"))
-    return map(lambda bad, top: "F" if bad else "TP"[top > 0], falls, sign)
-
-
-@_offered("abcd")
-def most_frequent(length: int) -> Sequence:
-    """The token that occurs most often; in a tie the one that occurs last."""
-    often = selector_width(_same(tokens), name="same token")
-    return aggregate(_all().best(often, indices), tokens, name="most frequent")
 
 
 @_offered()
@@ -323,20 +210,6 @@ def three_hops(length: int) -> Sequence:
     return _hops(3)
 
 
-@_offered(None)
-def four_hops(length: int) -> Sequence:
-    """Like `two_hops`, with four hops."""
-    return _hops(4)
-
-
-@_offered("abc")
-def sort(length: int) -> Sequence:
-    """The tokens in order."""
-    unique = map(lambda token, index: ord(token) * length + index, tokens, indices)
-    smaller = select(unique, unique, operator.lt)
-    return _in_order(selector_width(smaller, name="smaller tokens"))
-
-
 @_offered()
 def without_duplicates(length: int) -> Sequence:
     """The first occurrences of all tokens, moved to the front."""
@@ -354,12 +227,6 @@ def by_frequency(length: int) -> Sequence:
     key = map(lambda number, index: number * length - index, often, indices)
     more = select(key, key, operator.gt)
     return _in_order(selector_width(more, name="more frequent"))
-
-
-@_offered("()", is_causal=True)
-def bracket_depth(length: int) -> Sequence:
-    """The number of open brackets, by the counts of both kinds."""
-    return map(lambda a, b: max(a - b, 0), _count("("), _count(")"))
 
 
 def _hops(number: int) -> Sequence:  # each to the position that a token names

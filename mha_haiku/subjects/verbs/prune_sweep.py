@@ -3,20 +3,17 @@
 N examples, L layers, H heads of a layer.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
@@ -34,14 +31,12 @@ class Point(NamedTuple):
     """A pruned model."""
 
     layers: Sequence[models.LayerHeads]  # with the heads that are left
-    units: int  # how many hidden units are left, of all layers
     metrics: dict[str, float]  # see `held_out`
     parameters: int
     # Of the forward pass: the median of runs that alternate with the whole model's.
     examples_per_second: float
     speed_up: float  # measured seconds of the whole model over this one's
     ideal_speed_up: float  # operations of the whole model over this one's
-    name: str = ""  # of a model that is more than pruned
 
     @property
     def keep(self) -> pruned_models.Keep:
@@ -66,9 +61,7 @@ class Pruned(Result):
 
     title: str  # the model and the order
     smallest: RunSubject
-    # The whole model, and pruned ones of falling size; the first of these has all heads
-    # if hidden units were pruned.
-    points: list[Point]
+    points: list[Point]  # the whole model, and pruned ones of falling size
     # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
     baseline_name: str = ""  # the name of that order
@@ -77,10 +70,8 @@ class Pruned(Result):
     def table(self) -> Table:
         """Makes a table with a row per model."""
         columns = [
-            *([Column("model")] if self.points[0].name else []),
             Column("heads", csv=("kept",)),
             *map(Column, self.points[0].kinds),
-            Column("units"),
             *(
                 Column(name, "nats" if name == "loss" else "", "{:.4f}")
                 for name in sorted(self.points[0].metrics)
@@ -94,10 +85,8 @@ class Pruned(Result):
         ]
         rows = [
             {
-                "model": point.name,
                 "heads": point.kept,
                 **point.kinds,
-                "units": point.units,
                 **point.metrics,
                 self.baseline_name: baseline,
                 "parameters": point.parameters,
@@ -127,15 +116,29 @@ class Pruned(Result):
             f"{self.title}\n\n{self.table().text()}\n\n{legend}"
             "faster: the forward pass, alternating with the whole model\n"
             "ideal: by the number of operations\n"
-            "units: the hidden units of all layers\n"
             f"kept: the heads of each layer, with ; between layers{between_kinds}"
         )
 
     @property
     def picture(self) -> functools.partial:
         """Draws the curve of a sweep."""
-        curve = _curve(self.table().csv())
-        return functools.partial(curves.pruning, **curve, title=self.title)
+        points = self.points
+        metric = next(name for name in _METRICS if name in points[0].metrics)
+        metrics = {"this order": [x.metrics[metric] for x in points]}
+        if self.baseline:
+            metrics[f"order: {self.baseline_name}"] = list(self.baseline)
+        return functools.partial(
+            curves.pruning,
+            [x.kept for x in points],
+            metrics,
+            {
+                "measured": [x.speed_up for x in points],
+                "by operations": [x.ideal_speed_up for x in points],
+            },
+            {kind: [x.kinds[kind] for x in points] for kind in points[0].kinds},
+            metric_name=f"held-out {metric.replace('_', ' ')}",
+            title=self.title,
+        )
 
 
 @verb
@@ -144,7 +147,6 @@ def sweep(
     *,
     keep: float | None = None,
     metric_drop: float | None = None,
-    keep_units: float = 1.0,
     order: str = "ablation",
     ablation_value: str = "zero",
     examples: int = pruned_models.EXAMPLES,
@@ -160,14 +162,13 @@ def sweep(
       keep: Share of the heads to keep, in [0, 1].
       metric_drop: Tolerated fall of held-out accuracy or exact match, or rise of the
         drift.
-      keep_units: Share of each layer's hidden units to keep.
       order: Order of removal: greedy, random, or a measure.
       ablation_value: Output of ablated heads: zero, mean, resample.
       examples: Number of held-out examples that determine the order.
       baseline: Another order to compare with in a sweep: random.
       sizes: Number of models of a sweep, at most, next to the whole one.
     """
-    how = keep, metric_drop, keep_units, order, ablation_value, examples
+    how = keep, metric_drop, order, ablation_value, examples
     with checks.user_mistakes():
         if baseline is not None:
             checks.choice("baseline", baseline, pruned_models.ORDERS)
@@ -178,23 +179,20 @@ def sweep(
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
         return Pruned(title, found[-1], measured)
-    narrow = found[0] if keep_units == 1 else found[1]
     other = pruned_models.order_of(
-        narrow, baseline, ablation_value=ablation_value, examples=examples
+        found[0], baseline, ablation_value=ablation_value, examples=examples
     )
     values = pruned_models.ablated_in_order(
-        narrow, other, [point.kept for point in measured]
+        found[0], other, [point.kept for point in measured]
     )
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
+def points(subjects: Sequence[RunSubject]) -> list[Point]:
     """Measures metrics, size and speed of subjects, the whole one first."""
     whole = vectors = None
     result = []
-    for i, pruned in enumerate(
-        subjects[0].progress(subjects, name="pruned models", unit="model")
-    ):
+    for pruned in subjects[0].progress(subjects, name="pruned models", unit="model"):
         if whole is None:  # here, where the bar shows
             whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
         timed = _Timed(pruned)
@@ -202,13 +200,11 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
         result.append(
             Point(
                 layers=models.heads_of_layers(pruned.config.model),
-                units=sum(models.hidden_sizes(pruned.config.model)),
                 metrics=quality.held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
                 ideal_speed_up=whole.operations / timed.operations,
-                name=names[i] if names else "",
             )
         )
     return result
@@ -221,38 +217,6 @@ def _names(layers: Sequence[models.LayerHeads]) -> str:
         ";".join(" ".join(map(str, layer.names)) for layer in group)
         for _, group in by_kind
     )
-
-
-def picture(path: Path) -> functools.partial:
-    """Draws the curve in a pruning.csv that `sweep(...).save` wrote."""
-    text = checks.text_of(path, str(path))
-    try:
-        curve = _curve(text)
-    except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
-        raise ConfigError(f"{path} is not a pruning curve.") from None
-    return functools.partial(curves.pruning, **curve, title="Heads kept")
-
-
-def _curve(text: str) -> dict[str, Any]:
-    """Reads what `curves.pruning` draws from the text of a pruning.csv."""
-    rows = list(csv.DictReader(text.splitlines()))
-    names = list(rows[0])
-    kinds = names[1 : names.index("units")]
-    own = names[names.index("units") + 1 : names.index("parameters")]
-    metric = next(name for name in _METRICS if name in own)
-    baseline = [name for name in own if name in pruned_models.ORDERS]
-
-    def numbers(name: str) -> list[float]:
-        return [float(row[name]) for row in rows]
-
-    others = {f"order: {name}": numbers(name) for name in baseline}
-    return {
-        "kept": [int(row["kept"]) for row in rows],
-        "metrics": {"this order": numbers(metric)} | others,
-        "speed_ups": {"measured": numbers("faster"), "by operations": numbers("ideal")},
-        "kinds": {kind: [int(row[kind]) for row in rows] for kind in kinds},
-        "metric_name": f"held-out {metric.replace('_', ' ')}",
-    }
 
 
 class _Timed:
@@ -279,7 +243,6 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Measures the median seconds of both."""
     # Measured alternately, so that a slower phase of the machine affects both alike.
     seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS

@@ -1,7 +1,6 @@
-"""Removes the heads and hidden units that a model needs least, for good.
+"""Removes the heads that a model needs least, for good.
 
-The number of heads is a share, or as few as a tolerance allows. Hidden units of the
-feed-forward parts are removed first, where a share of them is asked for.
+The number of heads is a share, or as few as a tolerance allows.
 
 L layers, H heads of a layer.
 """
@@ -13,7 +12,6 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import (
@@ -30,7 +28,7 @@ from mha_haiku.training.runs import folders
 
 ORDERS = (*heads.MEASURES, "greedy", "random")
 ORDER, ABLATION_VALUE = "ablation", "zero"  # unless a user says otherwise
-EXAMPLES = 256  # held-out, which determine the order of heads and units
+EXAMPLES = 256  # held-out, which determine the order of heads
 _ROUNDING = 1e-6  # of a mean metric
 # Heads that a step of the greedy order tries at a time: what one program measures.
 _TRIES = 16
@@ -44,7 +42,6 @@ def prune(
     keep: float | Sequence[Sequence[int]] | Sequence[Sequence[bool]] | None = None,
     *,
     metric_drop: float | None = None,
-    keep_units: float = 1.0,
     order: str = ORDER,
     ablation_value: str = ABLATION_VALUE,
     examples: int = EXAMPLES,
@@ -57,8 +54,6 @@ def prune(
         Default: 0.5, unless `metric_drop` is set.
       metric_drop: Tolerated fall of held-out accuracy (exact match, where answers are
         sequences), or rise of the drift, in [0, 1]: as few heads as it allows are kept.
-      keep_units: Share of each layer's hidden units to keep, in (0, 1]; units are
-        removed before heads.
       order: Order of removal: greedy, random, or a measure of mh.heads.MEASURES.
       ablation_value: Output of ablated heads while the order is found: zero, mean,
         resample.
@@ -70,19 +65,17 @@ def prune(
     """
     if keep is None and metric_drop is None:
         keep = 0.5
-    how: Any = keep, metric_drop, keep_units, order, ablation_value, examples
+    how: Any = keep, metric_drop, order, ablation_value, examples
     if not _are_lists(keep):
         return shrunk(subject, "prune", 1, *how)[-1]
     subject = check_task(subject, "prune")
     with checks.user_mistakes():
         _check(*how)
         _refuse_order(order, ablation_value)
-    narrow = without_units(subject, keep_units, examples=examples)
-    return without_heads(narrow, how[0])
+    return without_heads(subject, how[0])
 
 
 def _are_lists(keep: Any) -> bool:
-    """Checks whether heads to keep are listed, rather than their share."""
     if hasattr(keep, "ndim"):  # numbers of NumPy have it, too
         return keep.ndim > 0
     return isinstance(keep, Sequence) and not isinstance(keep, str)
@@ -91,7 +84,6 @@ def _are_lists(keep: Any) -> bool:
 def _check(
     keep: float | Sequence[Sequence[int]] | None,
     metric_drop: float | None,
-    keep_units: float,
     order: str,
     ablation_value: str,
     examples: int,
@@ -99,7 +91,6 @@ def _check(
     """Raises ValueError for wrong options, whatever heads to keep are given by."""
     if keep is not None and metric_drop is not None:
         raise ValueError("keep and metric_drop must not be given together.")
-    checks.positive_share("keep_units", keep_units)
     checks.positive_integer("examples", examples)
     checks.choice("order", order, ORDERS)
     checks.choice("ablation_value", ablation_value, computing.ABLATION_VALUES)
@@ -130,7 +121,6 @@ def shrunk(
     sizes: int,
     keep: float | None,
     metric_drop: float | None,
-    keep_units: float,
     order: str,
     ablation_value: str,
     examples: int,
@@ -138,25 +128,23 @@ def shrunk(
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     subject = check_task(subject, verb_name)
     check_prunable(subject, verb_name)
-    _check(keep, metric_drop, keep_units, order, ablation_value, examples)
+    _check(keep, metric_drop, order, ablation_value, examples)
     for name, value in {"keep": keep, "metric_drop": metric_drop}.items():
         if value is not None:
             checks.share(name, value)
-    narrow = without_units(subject, keep_units, examples=examples)
     worst = None
     if metric_drop is not None and "loss" not in subject.task.metrics:
         # Order and end are measured on different examples: leave some room.
         worst = 1.5 * metric_drop
     ranked = order_of(
-        narrow, order, ablation_value=ablation_value, examples=examples, worst=worst
+        subject, order, ablation_value=ablation_value, examples=examples, worst=worst
     )
     fewest = 0 if keep is None else round(keep * len(ranked))
     if metric_drop is not None:
-        fewest = _fewest(subject, narrow, ranked, metric_drop)
+        fewest = _fewest(subject, ranked, metric_drop)
     shares = np.linspace(fewest, len(ranked), sizes + 1)
     counts = sorted({round(share) for share in shares}, reverse=True)
-    found = [without_heads(narrow, kept_after(narrow, ranked, x)) for x in counts]
-    return found if narrow is subject else [subject, *found]
+    return [without_heads(subject, kept_after(subject, ranked, x)) for x in counts]
 
 
 def order_of(
@@ -257,66 +245,25 @@ def kept_after(
 
 def without_heads(subject: RunSubject, keep: Sequence[Sequence[int]]) -> RunSubject:
     """Removes the heads that are not kept; see `heads.prune`."""
-    return _with_model(
-        subject, *heads.prune(subject.params, subject.config.model, keep)
-    )
-
-
-def without_units(subject: RunSubject, share: float, *, examples: int) -> RunSubject:
-    """Keeps a share of the hidden units of each layer.
-
-    The units that stay, at least one, have the largest `heads.unit_gradient`.
-    """
-    if share == 1:
-        return subject
-    if "loss" not in subject.task.metrics:
-        raise ConfigError(
-            "keep_units needs a loss, whose gradients rank hidden units; the task "
-            f"{subject.task.name} has no targets."
-        )
-    sizes = models.hidden_sizes(subject.config.model)
-    of = computing.measured(subject, examples, name="hidden units")
-    importance = heads.unit_gradient(of).mean
-    keep = [
-        np.argsort(-row[:size], kind="stable")[: max(1, round(share * size))]
-        for row, size in zip(importance, sizes, strict=True)
-    ]
-    return _with_model(
-        subject, *heads.prune_units(subject.params, subject.config.model, keep)
-    )
-
-
-def _with_model(
-    subject: RunSubject, params: Any, model_config: models.ModelConfig
-) -> RunSubject:
     check_parameters(subject, "prune")
-    config = subject.config.replace(model=model_config)
+    params, config = heads.prune(subject.params, subject.config.model, keep)
+    config = subject.config.replace(model=config)
     model = folders.make_model(config.model, subject.task)
     return subject.replace(config=config, model=model, params=params)
 
 
-def _fewest(
-    subject: RunSubject,
-    narrow: RunSubject,
-    order: Sequence[tuple[int, int]],
-    drop: float,
-) -> int:
+def _fewest(subject: RunSubject, order: Sequence[tuple[int, int]], drop: float) -> int:
     """Finds the fewest heads whose loss of accuracy, or drift, is at most `drop`."""
     metric, counts = decisive(subject.task), range(len(order), -1, -1)
     sign, vectors = 1 if metric == "drift" else -1, quality.vectors_of(subject)
 
     def badness(count: int) -> float:
-        pruned = without_heads(narrow, kept_after(narrow, order, count))
+        pruned = without_heads(subject, kept_after(subject, order, count))
         return sign * quality.held_out(pruned, vectors)[metric]
 
     most = sign * quality.held_out(subject, vectors)[metric] + drop + _ROUNDING
     first = badness(len(order))
-    if first > most:
-        raise ConfigError(
-            f"Without these hidden units the {metric.replace('_', ' ')} is "
-            f"{-first:.4f}, which is below the {-most:.4f} that metric_drop allows."
-        )
-    values = ablated_in_order(narrow, order, counts)
+    values = ablated_in_order(subject, order, counts)
     above = np.flatnonzero(first + sign * np.subtract(values, values[0]) > most)
     count = counts[above[0] - 1] if len(above) else 0
     # Ablation weights examples equally, reports weight them by their targets.

@@ -121,31 +121,22 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
 
 
 @pytest.mark.slow
-def test_pruned_heads_and_units_of_each_kind_are_gated_ones():
+def test_pruned_heads_of_each_kind_are_gated_ones():
     config, given = _config(attention__num_key_value_heads=2), _inputs()
     model = _build(config)
     params = _parameters(model, given)
     keep = [[0, 2], [1], [0, 1, 2, 3], [], [3]]
-    kept_units = [[1, 5], [0], [2, 3, 10]]
     parts = [f"{each.path}/heads" for each in models.heads_of_layers(config)]
     gates = heads.edits.on_parts(
         parts, heads.open_gates(config, keep), heads.edits.gated
     )
-    for layer, row in zip(
-        ("encoder/0", "decoder/0", "decoder/1"), kept_units, strict=True
-    ):
-        gate = np.isin(np.arange(F), row).astype(np.float32).reshape(1, 1, F)
-        name = f"{layer.replace('/', '/layer_')}/feed_forward/hidden"
-        gates[name] = lambda units, gate=gate: units * gate
     gated = _run(model, params, given, gates)
     own, pruned_config = heads.prune(params, config, keep)
-    own, pruned_config = heads.prune_units(own, pruned_config, kept_units)
     pruned = _run(_build(pruned_config), own, given)
     assert_close(pruned.logits[_counted(given)], gated.logits[_counted(given)])
     assert [each.shape[1] for each in pruned.maps] == [len(row) for row in keep]
     assert own["decoder/layer_1/cross_attention/query"]["w"].shape == (D, K)
     assert "decoder/layer_0/cross_attention/query" not in own
-    assert own["decoder/layer_1/feed_forward/hidden"]["w"].shape == (D, 3)
     with pytest.raises(ValueError, match="entry for each of the 5 layers, got 1"):
         heads.prune(params, config, keep[:1])
 
@@ -195,15 +186,14 @@ def test_heads_have_names_of_their_kind():
     one = _config(family="causal", decoder__num_layers=None)
     assert [each.label for each in models.heads_of_layers(one)] == ["layer 0"]
     places = {
-        "encoder/layer_0/attention/query": (0, 0),
-        "decoder/layer_1/attention/query": (2, 2),
-        "decoder/layer_0/cross_attention/linear": (3, 1),
-        "decoder/layers/layer_0/cross_attention/key": (slice(3, 5), slice(1, 3)),
-        "logits": (None, None),
+        "encoder/layer_0/attention/query": 0,
+        "decoder/layer_1/attention/query": 2,
+        "decoder/layer_0/cross_attention/linear": 3,
+        "decoder/layers/layer_0/cross_attention/key": slice(3, 5),
+        "logits": None,
     }
-    for module, (part, layer) in places.items():
+    for module, part in places.items():
         assert models.part_of(config, module) == part
-        assert models.layer_of(config, module) == layer
 
 
 @pytest.mark.parametrize(

@@ -70,8 +70,8 @@ def example(seed=0, count=B, lengths=None):
     )
 
 
-def oracle(of, params, batch, gates=None, passed=None, units=None):
-    """Returns logits and all values by name, by the formula, of gated heads and units.
+def oracle(of, params, batch, gates=None, passed=None):
+    """Returns logits and all values by name, by the formula, of gated heads.
 
     Args:
       of: `config.model`.
@@ -79,7 +79,6 @@ def oracle(of, params, batch, gates=None, passed=None, units=None):
       batch: The batch.
       gates: `[P, H]`; None: open.
       passed: What ablated heads of each of the P parts pass on; None: zeros.
-      units: Gates of the units of each layer of an encoder; None: open.
     """
     changes = {}
     for i, part in enumerate(models.heads_of_layers(of) if gates is not None else ()):
@@ -88,9 +87,6 @@ def oracle(of, params, batch, gates=None, passed=None, units=None):
         changes[f"{part.path}/heads"] = lambda x, gate=gate, other=other: (
             gate * x + other
         )
-    for i, gate in enumerate(() if units is None else units):
-        name = f"encoder/layer_{i}/feed_forward/hidden"
-        changes[name] = lambda x, gate=gate: gate * x
     return oracles.recorded(
         params,
         batch.inputs,

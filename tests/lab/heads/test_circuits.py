@@ -73,36 +73,6 @@ def test_weights_are_the_columns_and_rows_of_a_head():
         heads.weights(models.Model(None, None), params, 0, 0)
 
 
-@pytest.mark.parametrize("fields", [GROUPED, {**GROUPED, **RMS}])
-def test_folded_weights_read_the_residual_stream(fields):
-    """But for a factor per position; so do weights of scanned and pruned layers."""
-    of = config(attention__score="dot_product", **fields)
-    params, batch = random_params(of), example()
-    _, seen = oracles.recorded(params, batch.inputs, of)
-    model = build(of)
-    layer, head = 1, 3
-    stream = seen[f"encoder/layer_{layer}/stream"]
-    if of.norm.kind == "layer_norm":
-        factor = 1 / np.sqrt(stream.var(-1) + of.norm.epsilon)
-    else:
-        factor = 1 / np.sqrt((stream**2).mean(-1) + of.norm.epsilon)
-    keep = [[0, 1, 2, 3], [1, 3], [0]]
-    pruned, pruned_config = heads.prune(params, of, keep)
-    for own_model, own_params, place in (
-        (model, params, head),
-        (model, models.stacked(params), head),
-        (build(pruned_config), pruned, keep[1].index(head)),
-    ):
-        folded = heads.weights(own_model, own_params, layer, place, folded=True)
-        for name, group in (("query", head), ("key", head // 2), ("value", head // 2)):
-            w, b = getattr(folded, name), getattr(folded, f"{name}_bias")
-            found = factor[..., None] * (stream @ w) + b
-            wanted = seen[f"encoder/layer_{layer}/attention/{name}"][:, :, group]
-            np.testing.assert_allclose(found, wanted, atol=1e-9)
-        all_heads = heads.weights(own_model, own_params, layer, folded=True)
-        np.testing.assert_array_equal(all_heads.value[place], folded.value)
-
-
 def test_circuits_are_their_definitions():
     of = config(**GROUPED)
     model, params = build(of), random_params(of)
@@ -168,7 +138,7 @@ def _attributed(params, of, seen, part, lengths, table):
 
 _BOTH, _POOLED = "norms after the parts too", "pooled"
 CASES = {
-    "grouped": ({**GROUPED, "attention__gate": "channel"}, None),
+    "grouped": ({**GROUPED, "attention__gate": "head"}, None),
     _BOTH: ({**RMS, "feed_forward__parallel": True}, None),
     _POOLED: (
         {
@@ -257,8 +227,6 @@ def test_sums_that_are_none_are_refused():
     model, params = build(of), random_params(of)
     with pytest.raises(ValueError, match="no norms of the sum .*got 'post'"):
         heads.logit_attribution(model, params, example())
-    with pytest.raises(ValueError, match="folded must be False"):
-        heads.weights(model, params, 0, 0, folded=True)
     of = config(attention__residual=False)
     with pytest.raises(ValueError, match=r"attention\.residual = False"):
         heads.logit_attribution(build(of), params, example())

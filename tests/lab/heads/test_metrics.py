@@ -1,6 +1,5 @@
 """Metrics of examples and means over them, against sums written out in float64."""
 
-import jax
 import numpy as np
 import pytest
 
@@ -52,17 +51,6 @@ def test_what_does_not_count_is_not_felt():
     logits, example = _batch((B, T))
     logits[example.weights == 0] = np.inf
     assert np.isfinite(heads.metrics.loss(logits, example)).all()
-
-
-@pytest.mark.slow
-def test_the_gradient_of_the_loss_is_shares_minus_targets():
-    logits, example = _batch((B, T))
-    found = jax.grad(lambda x: heads.metrics.loss(x, example).sum())(logits)
-    shares = np.exp(np.float64(logits))
-    shares /= shares.sum(-1, keepdims=True)
-    each = example.weights / np.maximum(example.weights.sum(-1, keepdims=True), 1)
-    wanted = (shares - np.eye(C)[example.targets]) * each[..., None]
-    np.testing.assert_allclose(found, wanted, atol=1e-6)
 
 
 def test_means_leave_out_what_is_not_there():

@@ -1,12 +1,10 @@
 """A pruned model equals the model with these heads ablated, and is smaller."""
 
 import functools
-import math
 
 import chex
 import hypothesis
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
@@ -17,9 +15,7 @@ from tests import everyday
 from tests.lab.heads.small_models import (
     B,
     D,
-    F,
     H,
-    K,
     L,
     T,
     build,
@@ -36,16 +32,6 @@ KINDS = {
     "t5": {"positions": "t5", "family": "encoder"},
     "rotary": {"positions": "rotary", "qk_norm": True, "num_key_value_heads": 2},
     "smeared": {"smear_keys": True, "num_key_value_heads": 2},
-    "additive": {
-        "attention__score": "additive",
-        "num_key_value_heads": 2,
-        "attention__qk_norm": True,
-    },
-    "sinks, gates by channel": {
-        "attention__sinks": "learned",
-        "attention__gate": "channel",
-        "num_key_value_heads": 2,
-    },
     "sinks, gates by head": {"attention__sinks": "learned", "attention__gate": "head"},
     "biases apart": {"attention__with_bias": False, "attention__residual": False},
     "both, parallel": {
@@ -98,26 +84,6 @@ def test_pruned_is_gated(kind, keep):
     assert names == [sorted(row) for row in keep]
 
 
-def test_what_goes_are_columns_and_rows():
-    of = config(num_key_value_heads=2)
-    params = random_params(of)
-    pruned, _ = heads.prune(params, of, [[0, 1], [0, 3], []])
-    shape = {
-        name: leaves["w"].shape for name, leaves in pruned.items() if "w" in leaves
-    }
-    # The second key/value head went with heads 2 and 3.
-    assert shape["encoder/layer_0/attention/query"] == (D, 2 * K)
-    assert shape["encoder/layer_0/attention/value"] == (D, K)
-    assert shape["encoder/layer_0/attention/linear"] == (2 * K, D)
-    assert shape["encoder/layer_1/attention/key"] == (D, 2 * K)
-    of_none = {name for name in pruned if name.startswith("encoder/layer_2/attention")}
-    assert of_none == {"encoder/layer_2/attention/linear"}
-    assert set(pruned["encoder/layer_2/attention/linear"]) == {"b"}
-    query = params["encoder/layer_1/attention/query"]["w"].reshape(D, H, K)
-    kept = pruned["encoder/layer_1/attention/query"]["w"]
-    np.testing.assert_array_equal(kept, query[:, [0, 3]].reshape(D, -1))
-
-
 def test_pruning_twice_is_pruning_once():
     of = config(num_key_value_heads=2, positions="alibi")
     params = random_params(of)
@@ -128,43 +94,17 @@ def test_pruning_twice_is_pruning_once():
     assert twice_config.to_json() == once_config.to_json()
 
 
-def test_the_order_in_which_what_stays_is_named_does_not_matter():
-    of = config()
-    params = random_params(of)
-    for prune in (heads.prune, heads.prune_units):
-        found, found_config = prune(params, of, [[3, 0], [2, 0, 1], [1]])
-        wanted, wanted_config = prune(params, of, [[0, 3], [0, 1, 2], [1]])
+def test_scanned_layers_and_heads_in_another_order_make_the_same_model():
+    of, params = config(), random_params(config())
+    wanted, wanted_config = heads.prune(params, of, [[0], [1, 2, 3], []])
+    stacked = models.stacked(params), config(scan_layers=True)
+    for given, keep in (
+        (stacked, [[0], [1, 2, 3], []]),
+        ((params, of), [[0], [3, 1, 2], []]),
+    ):
+        found, found_config = heads.prune(*given, keep)
         chex.assert_trees_all_equal(found, wanted)
         assert found_config.to_json() == wanted_config.to_json()
-
-
-def test_scanned_layers_are_pruned_as_looped_ones():
-    of = config(scan_layers=True)
-    params = models.stacked(random_params(config()))
-    keep = [[0], [1, 2, 3], []]
-    found, found_config = heads.prune(params, of, keep)
-    wanted, wanted_config = heads.prune(random_params(config()), config(), keep)
-    chex.assert_trees_all_equal(found, wanted)
-    assert found_config.to_json() == wanted_config.to_json()
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("activation", ["gelu", "swiglu"])
-def test_model_without_some_units_is_that_with_them_closed(activation):
-    of = config(activation=activation)
-    params, batch = random_params(of), example()
-    keep = np.random.default_rng(3).uniform(size=(L, F)) < 0.5
-    found, found_config = heads.prune_units(params, of, keep)
-    run = functools.partial(build(of).apply, is_training=False)
-    gates = jnp.asarray(keep, jnp.float32)[:, None, None]
-    closed = {"feed_forward/hidden": lambda units, layer: units * gates[layer]}
-    wanted = sites.edit(run, closed)(params, None, batch.inputs).logits
-    np.testing.assert_allclose(
-        _logits(found_config, found, batch), wanted, rtol=1e-5, atol=1e-6
-    )
-    assert found_config.feed_forward.hidden_sizes == tuple(keep.sum(-1))
-    total = sum(leaf.size for leaf in jax.tree.leaves(found))
-    assert total < sum(leaf.size for leaf in jax.tree.leaves(params))
 
 
 def test_gates_multiplied_into_parameters_are_gates():
@@ -218,19 +158,18 @@ def _renamed(params):
 
 
 @pytest.mark.parametrize(
-    ("change", "holder"),
+    "change",
     [
-        (lambda params, of: heads.prune(params, of, [[0]] * L), "heads"),
-        (lambda params, of: heads.prune_units(params, of, [[0]] * L), "hidden units"),
-        (lambda params, of: heads.scaled(params, of, np.ones((L, H))), "heads"),
+        lambda params, of: heads.prune(params, of, [[0]] * L),
+        lambda params, of: heads.scaled(params, of, np.ones((L, H))),
     ],
-    ids=["prune", "prune_units", "scaled"],
+    ids=["prune", "scaled"],
 )
-def test_parameters_of_other_names_are_refused(change, holder):
+def test_parameters_of_other_names_are_refused(change):
     """Rather than left as they are in silence."""
     of = config()
     params = random_params(of)
-    message = rf"must have {holder} in each layer.*layers \[1\] have none, .*block_1/"
+    message = r"must have heads in each layer.*layers \[1\] have none, .*block_1/"
     with pytest.raises(ValueError, match=message):
         change(_renamed(params), of)
     more = params | {f"encoder/layer_{L}/norm_1": {"scale": np.ones(D)}}
@@ -239,26 +178,3 @@ def test_parameters_of_other_names_are_refused(change, holder):
     fewer = {name: own for name, own in params.items() if "layer" not in name}
     with pytest.raises(ValueError, match=r"layers \[0, 1, 2\] have none"):
         change(fewer, of)
-
-
-@pytest.mark.parametrize("units", [[], [0]])
-def test_layers_without_a_feed_forward_part_have_no_units_to_prune(units):
-    of = config(hidden_size=0)
-    with pytest.raises(ValueError, match=r"layer 0 has no feed-forward part, .* got "):
-        heads.prune_units({}, of, [units] * L)
-
-
-@pytest.mark.parametrize("units", [[], [F], [-1], [4, 4]])
-def test_units_that_are_not_there_are_refused(units):
-    of = config()
-    with pytest.raises(ValueError, match="layer 2 must keep at least one .* 0 to 10"):
-        heads.prune_units(random_params(of), of, [[0], [1], units])
-
-
-def test_parameters_count_what_is_left():
-    of = config()
-    before = sum(math.prod(x.shape) for x in jax.tree.leaves(random_params(of)))
-    pruned, _ = heads.prune(random_params(of), of, [[0, 1], [2, 3], [0, 3]])
-    after = sum(math.prod(x.shape) for x in jax.tree.leaves(pruned))
-    of_a_head = 3 * (D + 1) * K + K * D
-    assert before - after == 6 * of_a_head

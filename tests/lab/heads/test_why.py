@@ -12,7 +12,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import components, running, why
+from mha_haiku.lab.heads import running, why
 from tests import oracles, tiny_models
 
 T, D, H, K, L = 5, 10, 4, 6, 3
@@ -39,8 +39,7 @@ OTHERS = [
         "attention__qk_norm_over": "layer",
     },
     {"feed_forward__parallel": True, "attention__gate": "head"},
-    {"attention__score": "cosine", "norm__kind": "none"},
-    {"attention__smear_keys": True, "attention__temperature": 1.5},
+    {"attention__smear_keys": True, "norm__kind": "none"},
     {"embedding__norm": True, "embedding__scale": 3.0, "embedding__segments": 2},
     {"attention__residual": False},
 ]
@@ -54,10 +53,6 @@ def subject(**fields):
     model = tiny_models.build(of)
     given = tiny_models.inputs_of(of)
     params = tiny_models.random_parameters(model, given)
-    if of.attention.score == "cosine":
-        for name in params:
-            if "cosine_scale" in params[name]:
-                params[name]["cosine_scale"] += 3
     return of, model, params, tasks.Example(given["inputs"][:1], None, None)
 
 
@@ -189,16 +184,11 @@ def oracle(fields):
 def terms_of(config, params, values, qkv, layer, head, t, s):
     """Returns the terms `[M, M]` of a cell, and what is added for its positions."""
     query, key = qkv[layer][0][:, t, head], qkv[layer][1][:, s, head]
-    own = config.attention
     scale = 1 / np.sqrt(K)
-    if own.score == "cosine":
-        sizes = np.linalg.norm(query.sum(0)) * np.linalg.norm(key.sum(0))
-        name = f"encoder/layer_{layer}/attention"
-        scale = np.float64(params[name]["cosine_scale"])[head] / sizes
     position = 0.0
     if config.embedding.positions == "alibi":
         position = -(t - s) * 2.0 ** (-8 * (head + 1) / H)
-    return query @ key.T * scale / own.temperature, position
+    return query @ key.T * scale, position
 
 
 def placed(found, part, h, r):
@@ -417,6 +407,8 @@ def test_a_plain_function_has_the_numbers_of_our_model(stack):
     )
     lens, own_lens = (heads.logit_lens(*each) for each in (other, given))
     np.testing.assert_allclose(lens, own_lens, atol=1e-4)
+    found, own = (heads.logit_attribution(*each) for each in (other, given))
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, atol=1e-4), found, own)
     found, own = (why.pairs(*each, 2, 3, 4, 1) for each in (other, given))
     expected = joined(joined(own.terms, 0), 1)
     np.testing.assert_allclose(found.terms, expected, atol=1e-4)
@@ -429,30 +421,6 @@ def test_a_plain_function_has_the_numbers_of_our_model(stack):
         )
         np.testing.assert_allclose(found.terms, joined(own.terms, 1), atol=1e-4)
         np.testing.assert_allclose(found.terms.sum(), found.total, atol=1e-4)
-
-
-@pytest.mark.slow
-def test_components_of_a_plain_function_add_up_to_its_logits():
-    _, model, params, example = subject(**PLAIN)
-    function = mh.models.of_function(plain)
-    own, expected = (
-        heads.logit_attribution(each, params, example) for each in (function, model)
-    )
-    for x, y in zip(own.heads, expected.heads, strict=True):
-        np.testing.assert_allclose(x, y, atol=1e-4)
-    np.testing.assert_allclose(own.rest, expected.rest, atol=1e-4)
-    # Without what biases add, nothing but the components is left.
-    for name, leaves in params.items():
-        if name.endswith(("linear", "logits", "encoder/norm")):
-            gone = {"b", "offset"} & leaves.keys()
-            params = params | {name: leaves | {x: 0 * leaves[x] for x in gone}}
-    held = components.Held(function, params, example, components.read_logits)
-    held = held.linearized()
-    numbers = jnp.arange(len(held.components) - 1)
-    parts = jax.lax.map(lambda m: held.push(held.single(m))["logits"], numbers)
-    logits = running.run(function, params, example).logits
-    np.testing.assert_allclose(parts.sum(0), logits, atol=1e-4)
-    assert np.abs(parts).max((1, 2, 3)).min() > 1e-3
 
 
 def foreign(*, norm=None, named=False):
@@ -590,22 +558,16 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("given", "message"),
+    ("fields", "given", "message"),
     [
-        ((9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
-        ((0, 9, 1), "head must be an integer from 0 to 3, got 9"),
-        ((0, 0, 7), "query must be an integer from -5 to 4, got 7"),
-        ((0, 0, 1, 3), "query 1 does not see key 3"),
+        (LLAMA, (9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
+        (LLAMA, (0, 9, 1), "head must be an integer from 0 to 3, got 9"),
+        (LLAMA, (0, 0, 7), "query must be an integer from -5 to 4, got 7"),
+        (LLAMA, (0, 0, 1, 3), "query 1 does not see key 3"),
+        ({"attention__score": "additive"}, (0, 0, 1), "scaled product of queries"),
     ],
 )
-def test_refusals_name_what_is_wanted(given, message):
-    _, model, params, example = subject(**LLAMA)
+def test_refusals_name_what_is_wanted(fields, given, message):
+    _, model, params, example = subject(**fields)
     with pytest.raises(ValueError, match=message):
         why.pairs(model, params, example, *given)
-
-
-@pytest.mark.slow
-def test_scores_that_are_no_products_are_refused():
-    _, model, params, example = subject(attention__score="additive")
-    with pytest.raises(ValueError, match="scaled product of queries and keys"):
-        why.pairs(model, params, example, 0, 0, 1, 0)

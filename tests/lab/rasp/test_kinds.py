@@ -110,22 +110,6 @@ def test_ablating_one_of_two_heads_does_nothing_and_both_does(kind, name):
         assert _right(compiled, example, without=twins) < 0.9
 
 
-def test_patching_finds_both_redundant_heads_and_only_the_first_of_backups():
-    for kind, found in (("redundant", [True, True]), ("backup", [True, False])):
-        compiled = _compiled(kind)
-        clean, other = (compiled.examples(16, seed=seed) for seed in (0, 1))
-        logits, _ = _recorded(compiled, clean.inputs)
-        _, theirs = _recorded(compiled, other.inputs)
-        for twins in _twins(compiled):
-            changes = []
-            for layer, head in twins:
-                values = theirs[f"encoder/layer_{layer}/attention/heads"][..., head, :]
-                patched = {(layer, head): values}
-                changed, _ = _recorded(compiled, clean.inputs, patched=patched)
-                changes.append(abs(changed - logits).max() > 0.1)
-            assert changes == found
-
-
 def test_decoys_attend_as_the_circuit_and_change_no_logit():
     compiled = _compiled("decoys")
     inputs = compiled.examples(8).inputs

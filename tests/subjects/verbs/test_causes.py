@@ -21,7 +21,7 @@ def test_the_circuit_of_a_run_is_written_and_drawn(trained, tmp_path, capsys):
         rows = list(csv.DictReader(file))
     assert 0 < len(rows) <= 9 and list(rows[0])[:3] == ["sender", "receiver", "kind"]
     assert "logits" in (tmp_path / "circuit.svg").read_text()
-    assert "11 forward and 10 backward passes" in out and "faithfulness" in out
+    assert "faithfulness" in out
     found = Subject.of_folder(folder).circuit(examples=6, edges=9)
     assert len(found.rows()) == len(rows)
     assert [x["sender"] for x in rows] == [x["sender"] for x in found.rows()]

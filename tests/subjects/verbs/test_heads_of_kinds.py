@@ -155,7 +155,7 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     keeps = [[[0, 1]] * 5, [[], [1], [0, 1], [], [0]]]
     points = [
         prune_sweep.Point(
-            _layers(config, keep), 12, {"exact_match": 0.5, "loss": 1}, 7, 2.0, 1.0, 1.0
+            _layers(config, keep), {"exact_match": 0.5, "loss": 1}, 7, 2.0, 1.0, 1.0
         )
         for keep in keeps
     ]

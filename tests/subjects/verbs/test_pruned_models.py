@@ -1,7 +1,8 @@
-"""Runs without some of their heads and hidden units: which go, and what is left."""
+"""Runs without some of their heads: which go, and what is left."""
 
 import csv
 import json
+import types
 
 import jax
 import numpy as np
@@ -31,17 +32,15 @@ def _speed_is_measured_briefly(monkeypatch):
 def test_a_pruned_run_is_a_run(trained, tmp_path):
     folder = trained()
     found = Subject.of_folder(folder).sweep(
-        keep=0.5, keep_units=0.3, sizes=1, order="confidence", examples=4
+        keep=0.5, sizes=1, order="confidence", examples=4
     )
-    whole, narrow, half = found.points
-    assert (whole.kept, narrow.kept, half.kept) == (4, 4, 2)
-    assert (whole.units, narrow.units, half.units) == (24, 8, 8)
-    assert half.parameters < narrow.parameters < whole.parameters
-    assert half.ideal_speed_up > narrow.ideal_speed_up > 1
+    whole, half = found.points
+    assert (whole.kept, half.kept) == (4, 2)
+    assert half.parameters < whole.parameters
+    assert half.ideal_speed_up > whole.ideal_speed_up == 1
     out = saved_models.save_run(found.smallest, tmp_path / "pruned", steps=7)
     run = folders.load_run(out)
     assert run.step == 7
-    assert list(run.config.model.feed_forward.hidden_sizes) == [4, 4]
     names = [layer.names for layer in models.heads_of_layers(run.config.model)]
     assert [list(x) for x in names] == half.keep
     # It is looked at like any other, and its heads keep their names.
@@ -68,9 +67,10 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
 
     def killed(config, folder):
         calls.append((config.training.steps, folder))
+        return types.SimpleNamespace(interrupted=False)
 
     run = Subject.of_folder(trained())
-    monkeypatch.setattr(loop, "train_whole", killed)
+    monkeypatch.setattr(loop, "train", killed)
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
     pruned = pruned_models.without_heads(run, keep)
     out = saved_models.save_run(pruned, tmp_path / "out", steps=7)
@@ -88,22 +88,6 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
         with pytest.raises(ConfigError, match="holds a run; give an empty folder"):
             saved_models.check_free(out, steps=steps)
     assert len(calls) == 2
-
-
-@pytest.mark.slow
-def test_units_go_whose_gates_matter_least(trained):
-    subject = Subject.of_folder(trained())
-    run, of = subject, subject.measured(4)
-    importance = heads.unit_gradient(of).mean
-    pruned = pruned_models.without_units(subject, 0.3, examples=4)
-    for i, row in enumerate(importance):
-        name = f"encoder/layer_{i}/feed_forward/hidden"
-        stay = np.sort(np.argsort(row)[-4:])
-        wanted = np.asarray(run.params[name]["w"])[:, stay]
-        np.testing.assert_array_equal(pruned.params[name]["w"], wanted)
-    assert models.hidden_sizes(pruned.config.model) == (4, 4)
-    least = pruned_models.without_units(subject, 0.01, examples=4)
-    assert models.hidden_sizes(least.config.model) == (1, 1)
 
 
 @pytest.mark.slow
@@ -163,16 +147,11 @@ def test_points_are_the_models_that_they_name(trained, tmp_path, monkeypatch):
 
 @pytest.fixture
 def ordered(monkeypatch):
-    """Accuracies by numbers of heads and units, and an order, that need no measuring.
-
-    The numbers of units of the model whose heads are put in order are kept.
-    """
-    ordered = []
+    """Accuracies by numbers of heads, and an order, that need no measuring."""
     found = {4: 0.75, 3: 0.75, 2: 0.5, 1: 0.75, 0: 0.25}
 
     def accuracies(run, counts):
-        units = sum(models.hidden_sizes(run.config.model))
-        return [found[count] * units / 24 for count in counts]
+        return [found[count] for count in counts]
 
     def point(run):
         layers = models.heads_of_layers(run.config.model)
@@ -180,7 +159,6 @@ def ordered(monkeypatch):
         return {"accuracy": accuracy}
 
     def order_of(subject, by, **options):
-        ordered.append(models.hidden_sizes(subject.config.model))
         return [(0, 1), (1, 0), (1, 1), (0, 0)]
 
     monkeypatch.setattr(
@@ -191,7 +169,6 @@ def ordered(monkeypatch):
     monkeypatch.setattr(quality, "held_out", lambda run, vectors: point(run))
     monkeypatch.setattr(pruned_models, "order_of", order_of)
     monkeypatch.setattr(prune_sweep, "points", lambda runs: [*map(point, runs)])
-    return ordered
 
 
 def _kept(request, folder):
@@ -205,27 +182,8 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained):
     folder = trained()
     for drop, kept in [(1.0, 0), (0.375, 1), (0.25, 1), (0.125, 3), (0.0, 3)]:
         assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
-    with pytest.raises(ConfigError, match="hidden units the accuracy is 0.375.*0.650"):
-        Subject.of_folder(folder).prune(metric_drop=0.1, keep_units=0.5, examples=2)
     found = Subject.of_folder(folder).sweep(metric_drop=0.125)
     assert [point["accuracy"] for point in found.points] == [0.75, 0.75]  # 4 and 3
-    ordered.pop()
-    # Heads are put in order in the model without the units.
-    assert ordered == [(12, 12)] * 5 + [(6, 6)]
-
-
-def test_the_accuracy_that_is_reported_falls_no_more_than_allowed(
-    ordered, trained, monkeypatch
-):
-    """Ablation may see less of a fall, where examples differ in their targets."""
-    monkeypatch.setattr(
-        pruned_models,
-        "ablated_in_order",
-        lambda subject, order, counts: [0.75] * len(counts),
-    )
-    folder = trained()
-    for drop, kept in [(1.0, 0), (0.375, 1), (0.0, 1)]:
-        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
 
 
 def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
@@ -237,36 +195,15 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
     assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
 
 
-@pytest.mark.slow
-def test_a_share_of_heads_may_be_a_number_of_numpy(ordered, trained):
-    folder = trained()
-    for keep, metric_drop in ((0.5, 0.375), (1, 1.0)):
-        wanted = _kept({"keep": keep}, folder)
-        for number in (np.float32, np.float64, np.int64 if keep == 1 else np.float16):
-            assert _kept({"keep": number(keep)}, folder) == wanted
-        drop = np.float32(metric_drop)
-        wanted = _kept({"metric_drop": metric_drop}, folder)
-        assert _kept({"metric_drop": drop}, folder) == wanted
-    is_kept = np.array([[True, False], [False, True]])
-    assert _kept({"keep": is_kept}, folder) == [[0], [1]]
-
-
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"keep": 0.5, "metric_drop": 0.5}, "keep and metric_drop must not be given"),
         ({"keep": 1.5}, r"keep must be a number in \[0, 1\], got 1.5"),
-        ({"keep": 0.5, "keep_units": 0.0}, r"keep_units .* in \(0, 1\], got 0.0"),
-        ({"keep": 0.5, "keep_units": 1.1}, r"keep_units .* in \(0, 1\], got 1.1"),
-        ({"keep": 0.5, "keep_units": np.nan}, r"keep_units .* in \(0, 1\], got nan"),
         ({"keep": 0.5, "order": "greed"}, "order .* Did you mean 'greedy'"),
         ({"keep": 0.5, "ablation_value": "none"}, "ablation_value must be one of"),
         ({"keep": np.float32(1.5)}, r"keep must be a number in \[0, 1\], got .*1.5"),
         ({"keep": [[0], []], "metric_drop": 0.5}, "keep and metric_drop must not be"),
-        (
-            {"keep": [[0], []], "keep_units": -0.5},
-            r"keep_units .* in \(0, 1\], got -0.5",
-        ),
         ({"keep": [[0], []], "order": "greed"}, "order .* Did you mean 'greedy'"),
         ({"keep": [[0], []], "order": "random"}, "order must be left out .*'random'"),
         ({"keep": [[0], []], "ablation_value": "none"}, "ablation_value must be one"),
