@@ -72,7 +72,6 @@ KINDS = [
         left_out="needs .[models]; tests/commands/test_import_model.py",
     ),
     Kind("--help"),
-    Kind("timeline_every=", "--config.training.timeline_every=4"),
     Kind(r"scripts/train|experiments\.train"),
     Kind("experiments.dump_attention"),
     Kind("experiments.generate", "--tokens=8"),
