@@ -97,6 +97,6 @@ def test_models_that_restore_tokens_need_a_token_that_hides(text, tmp_path):
 def test_texts_without_sentences_are_refused_before_anything_is_made(tmp_path):
     source = _written(tmp_path / "source", "bert_sentences")
     (tmp_path / "words").write_text("cat " * 200)
-    with pytest.raises(ConfigError, match="path must have sentences in its held-out"):
+    with pytest.raises(ConfigError, match="path must have sentences in its"):
         imported_runs.write(source, tmp_path / "run", path=str(tmp_path / "words"))
     assert not (tmp_path / "run").exists()
