@@ -4,9 +4,7 @@ Run: python -m experiments.train --config=configs/classify.py
 Expect: 97.8 percent held-out accuracy, loss 0.070 (bag of words 59.6 percent, 1.068);
 308 s of processor time, 554 s on 2 CPU cores that did other work.
 
-With --init_from=runs/text_mlm it is 98.9 percent and 0.040, in the same time: the
-language model's [MASK] becomes [CLS]. --config.data.path=mails.csv trains on your texts
-and labels.
+--config.data.path=mails.csv trains on your texts and labels.
 """
 
 from mha_haiku import runs

@@ -178,21 +178,20 @@ def signals(subject: Subject, count: int, chance: random.Random) -> Outcomes:
 
 
 def corruptions(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """A bit flipped, a file cut short, missing or added: the one before is taken."""
+    """A bit flipped, a file cut short or missing: the one before is taken."""
     for i in range(count):
         workdir = shutil.copytree(subject.reference, subject.new_workdir())
         folder = workdir / "checkpoints" / str(STEPS)
-        kind = ("flip", "cut", "remove", "add")[i % 4]
+        kind = ("flip", "cut", "remove")[i % 3]
         path = chance.choice(sorted(folder.iterdir()))
-        if kind == "flip":  # the manifest may have no digest of itself
+        if kind == "flip":  # JSON has several spellings of a number
             path = folder / "arrays.safetensors"
         data = bytearray(path.read_bytes())
         if kind == "flip":
             data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
         elif kind == "cut":
             del data[chance.randrange(len(data)) :]
-        to = path.with_name(f"{path.name}x") if kind == "add" else path
-        to.unlink() if kind == "remove" else to.write_bytes(data)
+        path.unlink() if kind == "remove" else path.write_bytes(data)
         step = mh.runs.load(workdir).step
         shutil.rmtree(workdir)
         what = f"{kind} {path.name}: step {step} taken"
@@ -229,7 +228,7 @@ def second_writers(subject: Subject, count: int, chance: random.Random) -> Outco
         status, error = subject.run(workdir)
         first.kill()
         first.communicate()
-        if status == 0 or f"process {first.pid}" not in error:
+        if status == 0 or "another process trains in it" not in error:
             yield f"status {status}: {error}"
         else:
             yield subject.after_resuming(workdir)
@@ -259,7 +258,7 @@ def device_counts(subject: Subject, count: int, chance: random.Random) -> Outcom
 _LINES: dict[str, tuple[str, Callable[..., Outcomes], int, int]] = {
     "kills": ("kill -9 at a random moment", kills, 50, 3),
     "signals": ("SIGTERM, SIGINT: under 5 s, no lost step", signals, 20, 2),
-    "corruptions": ("bits flipped; files cut, missing, added", corruptions, 300, 8),
+    "corruptions": ("bits flipped; files cut, missing", corruptions, 300, 8),
     "full_disks": ("full disk, then room again", full_disks, 4, 2),
     "second_writers": ("a second writer", second_writers, 2, 1),
     "device_counts": ("1 to 4 devices and back", device_counts, 2, 2),

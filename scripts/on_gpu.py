@@ -163,10 +163,10 @@ def _attention_cases(T: int) -> dict[str, tuple[dict, dict]]:
         "window": masks.window(9, 0),
         "window, both sides": masks.window(9, 4),
         "padding of both": masks.padding(lengths, np.array([T - 3, T])),
-        "prefix": masks.prefix(lengths),
+        "prefix": causal | masks.padding(lengths),
         "segments": masks.segments(np.sort(generator.integers(0, 4, (_B, T)), -1)),
-        "dilated": masks.dilated(3) & causal,
-        "global": masks.window(2, 2) | masks.global_tokens([7]),
+        "dilated": masks.where(lambda t, s: (t - s) % 3 == 0) & causal,
+        "global": masks.window(2, 2) | masks.where(lambda t, s: (t == 7) | (s == 7)),
         "function": masks.where(lambda t, s: s % 4 <= t % 5),
         "complement": ~causal,
     }

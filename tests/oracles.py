@@ -2,8 +2,7 @@
 
 Each oracle is written in another way than the package: pair by pair, or from whole
 matrices. First attention itself, then what is asked of attention maps, then the parts
-of a layer, and last the four published implementations that the project grew from,
-each in its own manner and notation of shapes.
+of a layer and whole models.
 
 `B...` batch axes, T query positions, S key positions, H query heads, G key heads, K
 query/key size, V value size per head and D model width. Parameters are as in one of
@@ -59,13 +58,6 @@ def log_sigmoid(query, key, head, *, scale=None, offset=0.0):
     """Returns the log of the sigmoid of a scaled dot product plus an offset."""
     inside = dot_product(query, key, head, scale=scale) + offset
     return -math.log(1 + math.exp(-inside))
-
-
-def log_linear(query, key, head):
-    """Returns the log of the product of the features elu(x) + 1 of two vectors."""
-    del head
-    query, key = (np.where(x > 0, x + 1, np.exp(x)) for x in (query, key))
-    return math.log(query @ key)
 
 
 def attention(
@@ -415,28 +407,12 @@ def transformer(
             before = np.concatenate([key[:, :1], key[:, :-1]], axis=1)
             key = share * key + (1 - share) * before
         key, value = tap(f"{name}/key", rotated(key)), tap(f"{name}/value", value)
-        if own.differential:  # heads 2 i and 2 i + 1 read the values of both
-            two = [
-                np.concatenate([value[:, :, h], value[:, :, h + 1]], -1)
-                for h in range(0, value.shape[2], 2)
-                for _ in range(2)
-            ]
-            value = np.stack(two, axis=2)
 
         def score(query, key, head):
             scale, cap = own.scale, own.soft_cap
-            if own.score == "additive":
-                return maps["score"][head] @ np.tanh(query + key) / own.temperature
-            if own.score == "linear":
-                return log_linear(query, key, head)
-            if own.score == "cosine":
-                cosine = query @ key / np.linalg.norm(query) / np.linalg.norm(key)
-                return maps["cosine_scale"][head] * cosine / own.temperature
             if own.score == "sigmoid":
-                query = query / own.temperature
                 return log_sigmoid(query, key, head, scale=scale, offset=own.offset)
-            capped = dot_product(query, key, head, scale=scale, soft_cap=cap)
-            return capped / own.temperature
+            return dot_product(query, key, head, scale=scale, soft_cap=cap)
 
         sinks = maps.get("sinks")
         if own.sinks not in (None, "learned"):
@@ -461,20 +437,6 @@ def transformer(
             opened = tap(f"{name}/gates", opened.reshape(*values.shape[:3], -1))
             values = values * opened
         values = tap(f"{name}/heads", values)
-        if own.differential:
-            first, second = (
-                np.exp(maps[f"lambda_query_{i}"] @ maps[f"lambda_key_{i}"])
-                for i in (1, 2)
-            )
-            values = np.stack(
-                [
-                    values[:, :, i] - (first - second + 0.8) * values[:, :, i + 1]
-                    for i in range(0, values.shape[2], 2)
-                ],
-                axis=2,
-            )
-            factor = functools.partial(tap, f"{name}/difference_norm/factor")
-            values = 0.2 * rms_norm(values, maps["difference_norm"], tap=factor)
         values = values.reshape(*x.shape[:2], -1)
         return tap(f"{name}/output", linear(maps["linear"], values))
 
@@ -592,25 +554,3 @@ def recorded(*args, changes=None, **given):
     unknown = set(changes) - set(values)
     assert not unknown, f"no values {sorted(unknown)}"
     return logits, values
-
-
-def haiku_style(parameters, query, key, value, mask, *, d_model, num_heads):
-    """(a) Attention with a 0/1 mask `(B, 1, S)` that returns its weights.
-
-    Returns:
-      The output `(B, T, d_model)` and the weights `(B, h, T, S)`.
-    """
-    batch_size, depth = query.shape[0], d_model // num_heads
-
-    def split(x):
-        return x.reshape(batch_size, -1, num_heads, depth).transpose(0, 2, 1, 3)
-
-    query = split(linear(parameters["query"], query))
-    key = split(linear(parameters["key"], key))
-    value = split(linear(parameters["value"], value))
-    scores = query @ key.transpose(0, 1, 3, 2) / np.sqrt(depth)
-    scores = np.where(mask[:, None] == 0, -1e9, scores)
-    weights = softmax(scores)
-    attended = (weights @ value).transpose(0, 2, 1, 3)
-    attended = attended.reshape(batch_size, -1, d_model)
-    return linear(parameters["linear"], attended), weights

@@ -187,9 +187,9 @@ def _run(command: str, cache: str) -> None:
 
 def _train_what_is_missing(command: str, folder: pathlib.Path, run) -> None:
     """Trains the runs that a command looks into, as their own configs say."""
-    trains = re.search(r"scripts/train|experiments\.train|--train\b", command)
-    flags = "init_from" if trains else "workdir|init_from"
-    for path, name in re.findall(rf"--(?:{flags})=(runs/(\w+))", command):
+    if re.search(r"scripts/train|experiments\.train|--train\b", command):
+        return
+    for path, name in re.findall(r"--workdir=(runs/(\w+))", command):
         if not (folder / path).exists():
             configs = [f"configs/{name}.py", f"configs/papers/{name}.py"]
             (config,) = (x for x in configs if (folder / x).exists())

@@ -227,7 +227,6 @@ def make_config():
                 evaluate_every=10,
                 evaluation_examples=12,
                 checkpoint_every=10,
-                max_skips=3,
             ),
             attention=dict(examples=2),
         )

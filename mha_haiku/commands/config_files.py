@@ -3,11 +3,7 @@
 A config file is executed. Its function `get_config()` starts from
 `runs.default_config()` and replaces fields.
 
-No library parses the fields. By default, tyro and simple-parsing refuse
-`--config.model.num_layers=3`, and chz requires it without dashes; simple-parsing takes
-a misspelled `--num_layer=3` as an abbreviation; and flags of ml_collections raise
-tracebacks for a misspelled field. `override` does only what is needed: it sets a field
-from text, by the annotation of the field.
+`override` sets a field from text, by the annotation of the field.
 """
 
 import ast
@@ -15,7 +11,6 @@ import dataclasses
 import keyword
 import os
 import pathlib
-import tokenize
 from collections.abc import Iterable
 from typing import Any
 
@@ -58,27 +53,21 @@ def load(path: str) -> RunConfig:
     Raises:
       ConfigError: If there is no such file, or it does not return a config.
     """
+    module: dict[str, Any] = {"__name__": "config_file", "__file__": path}
     source = _source(path)
     try:
-        code = compile(source, path, "exec")
-    except SyntaxError as error:
-        line = f", line {error.lineno}" if error.lineno else ""
-        raise ConfigError(f"{path} is not Python{line}: {error.msg}.") from error
-    except ValueError as error:  # a null byte
-        raise ConfigError(f"{path} is not Python: {error}.") from error
-    module: dict[str, Any] = {"__name__": "config_file", "__file__": path}
-    try:
-        exec(code, module)
+        exec(compile(source, path, "exec"), module)
         config = module["get_config"]() if "get_config" in module else None
-    except dataclasses.FrozenInstanceError as error:
-        raise ConfigError(
-            f"{path}: {error}; a config is frozen.\n"
-            "Return config.replace(training=dict(steps=100)) instead of setting it."
-        ) from error
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # SystemExit too
-        raise ConfigError(f"{path} raised {type(error).__name__}: {error}") from error
+        hint = ""
+        if isinstance(error, dataclasses.FrozenInstanceError):
+            hint = (
+                "\nA config is frozen: return config.replace(training=dict(steps=1))."
+            )
+        what = f"{path} raised {type(error).__name__}: {' '.join(str(error).split())}"
+        raise ConfigError(what + hint) from error
     if "get_config" not in module:
         raise ConfigError(f"{path} has no get_config(); {available()[0]} shows one.")
     if not isinstance(config, RunConfig):
@@ -154,15 +143,7 @@ def _parsed(name: str, text: str, declared: Field) -> Any:
 def _source(path: str) -> str:
     for folder in (pathlib.Path(), _FILES):
         if os.path.isfile(folder / path):
-            try:
-                with tokenize.open(folder / path) as file:
-                    return file.read()
-            except (SyntaxError, UnicodeDecodeError) as error:
-                raise ConfigError(f"{path} is not Python: it is not text.") from error
-            except OSError as error:
-                raise ConfigError(
-                    f"{path} cannot be read: {error.strerror}."
-                ) from error
+            return checks.text_of(folder / path, path)
     nearest = checks.nearest(f"configs/{pathlib.Path(path).stem}.py", available())
     raise ConfigError(
         f"--config: there is no file {path!r}.{nearest}\n"

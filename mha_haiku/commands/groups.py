@@ -27,8 +27,6 @@ _CACHE = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
 class Group:
     """Flags that belong together; subclasses are dataclasses."""
 
-    flags_title = ""  # over these flags in `--help`
-
     def ready(self) -> None:
         """Prepares the command."""
 
@@ -96,9 +94,7 @@ class Config(Group):
 
     def ready(self) -> None:
         """Reads the config, which may have mistakes."""
-        start = self.value.init_from
-        if start and self.trust:  # its task's file is executed now
-            folders.read_config(folders.Folder(checks.as_path(start)), trust=True)
+        _ = self.value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -158,19 +154,15 @@ class Processes(Group):
         pod.
       num_processes: Number of processes; if left out, the cluster's.
       process_id: Index of this process; if left out, the cluster's.
-      join_seconds: Seconds to wait for the other processes at the start.
     """
-
-    flags_title = "With several processes, as on a cluster"
 
     distributed: bool = False
     coordinator: str | None = None
     num_processes: int | None = None
     process_id: int | None = None
-    join_seconds: int = 60
 
     def ready(self) -> None:
         """Connects to the other processes."""
         arguments = self.coordinator, self.num_processes, self.process_id
         if self.distributed or any(x is not None for x in arguments):
-            cluster.join(*arguments, timeout=self.join_seconds)
+            cluster.join(*arguments)

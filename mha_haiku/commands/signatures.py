@@ -6,9 +6,8 @@ annotation is a dataclass gives a flag per field, so that commands share them.
 `**options` give the options of `options_of(...)`, so that a command that calls a verb
 has the verb's.
 
-absl parses the flags. It lacks a way from a signature to flags, lists of numbers,
-fields of a config (`--config.model.num_layers=3`), and an error that names the known
-flags.
+No library parses them: none has lists of numbers, fields of a config
+(`--config.model.num_layers=3`) and an error that names the flags.
 """
 
 import dataclasses
@@ -22,13 +21,10 @@ import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from absl import flags
-
 from mha_haiku.core import checks
 
 REQUIRED = inspect.Parameter.empty
 _MOST = 2**31 - 1  # the largest integer of any flag
-_MOST_EXAMPLES = 2**20  # more would take too long
 _ADDRESS = re.compile(r"(encoder|decoder|cross)(\.\d{1,9})?")  # of layers of a kind
 
 
@@ -40,10 +36,9 @@ class Option(NamedTuple):
     """A flag."""
 
     name: str
-    kind: Any  # a key of `_PARSERS`, or Overrides
+    kind: Any  # a key of `_READERS`, or Overrides
     default: Any
     meaning: str
-    group: str = ""  # title of the flags of `--help` that it is listed with
 
 
 def options_of(asked: Callable) -> Callable[[Callable], Callable]:
@@ -78,10 +73,9 @@ def options(function: Any) -> list[Option]:
             found += [option for option in of if option.name not in names]
         elif dataclasses.is_dataclass(kind):
             found += options(kind)
-        elif kind in _PARSERS or kind is Overrides:
-            group = getattr(function, "flags_title", "")
+        elif kind in _READERS or kind is Overrides:
             name, meaning = parameter.name, meanings.get(parameter.name, "")
-            found.append(Option(name, kind, parameter.default, meaning, group))
+            found.append(Option(name, kind, parameter.default, meaning))
         elif parameter.default is REQUIRED:
             raise TypeError(f"{parameter} must be of a type that a flag has.")
     return found
@@ -108,57 +102,52 @@ def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
     return result
 
 
-def parse(wanted: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
+def parse(flags: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
     """Parses a command line; returns the value of each flag.
 
     Raises:
       ConfigError: If there is no such flag, or a value is invalid.
     """
-    values = flags.FlagValues()
-    values.set_gnu_getopt(True)
-    has_fields = any(option.kind is Overrides for option in wanted)
-    words, fields = _split_fields(arguments) if has_fields else (arguments, ())
-    for name, kind, default, meaning, _ in wanted:
-        if kind is Overrides:
-            continue
-        default = None if default is REQUIRED else default
-        if kind is bool:
-            flags.DEFINE_boolean(name, default, meaning, flag_values=values)
-            continue
-        parser = _PARSERS[kind]
-        if kind is int and name.endswith("examples"):
-            parser = flags.IntegerParser(upper_bound=_MOST_EXAMPLES)
-        flags.DEFINE(parser, name, default, meaning, flag_values=values)
-    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
-    listed = f"The flags are {', '.join(names)}."
-    try:
-        rest = values(["", *words])[1:]
-    except flags.UnrecognizedFlagError as error:
-        nearest = _nearest(error.flagname, values, has_fields)
-        raise checks.ConfigError(
-            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
-        ) from error
-    except RecursionError as error:  # of absl, which compares long names with flags
-        raise checks.ConfigError(
-            f"There is no flag with so long a name.\n{listed}"
-        ) from error
-    except (flags.Error, ValueError) as error:
-        raise checks.ConfigError(str(error)) from error
-    if rest:
-        raise checks.ConfigError(
-            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
-        )
-    for option in wanted:
-        if option.default is REQUIRED and not values[option.name].value:
+    kinds = {option.name: option.kind for option in flags if option.kind != Overrides}
+    has_fields = len(kinds) < len(flags)
+    shown = [f"--{name}" for name in kinds] + ["--config.<field>"] * has_fields
+    listed = f"The flags are {', '.join(shown)}."
+    values, fields, words = {}, [], list(arguments)
+    while words:
+        word = words.pop(0)
+        name, equals, text = re.sub("^--?", "", word).partition("=")
+        if word == name + equals + text:
             raise checks.ConfigError(
-                f"--{option.name}=... is missing.\n{option.meaning}"
+                f"{word!r} belongs to no flag; write --name=value.\n{listed}"
             )
-    return {
-        option.name: Overrides(fields)
-        if option.kind is Overrides
-        else values[option.name].value
-        for option in wanted
-    }
+        is_field = has_fields and name.startswith("config.")
+        if kinds.get(name.removeprefix("no")) is bool and not equals:
+            name, text = name.removeprefix("no"), str(name in kinds)
+        elif name not in kinds and not is_field:
+            nearest = _nearest(name, kinds, has_fields)
+            raise checks.ConfigError(f"There is no flag --{name}.{nearest}\n{listed}")
+        elif is_field and not equals and (not words or words[0].startswith("--")):
+            text = "true"  # only `--config.x`
+        elif not equals and not words:
+            raise checks.ConfigError(f"--{name} needs a value.")
+        elif not equals:
+            text = words.pop(0)
+        if is_field:
+            fields.append((name, text))
+            continue
+        try:
+            values[name] = _READERS[kinds[name]](text)
+        except (ValueError, KeyError):
+            wanted = _WANTED[kinds[name]]
+            raise checks.ConfigError(f"--{name}={text} must be {wanted}.") from None
+    found = {}
+    for name, kind, default, meaning in flags:
+        if default is REQUIRED and not values.get(name):
+            raise checks.ConfigError(f"--{name}=... is missing.\n{meaning}")
+        found[name] = values.get(name, default)
+        if kind is Overrides:
+            found[name] = Overrides(fields)
+    return found
 
 
 def description(function: Callable) -> str:
@@ -167,61 +156,56 @@ def description(function: Callable) -> str:
     return re.split(r"^(?:Args|Returns|Raises):$", text, flags=re.MULTILINE)[0].strip()
 
 
-def help_lines(wanted: Sequence[Option]) -> list[str]:
+def help_lines(flags: Sequence[Option]) -> list[str]:
     """Writes the lines of `--help` about flags."""
-    lines = []
-    for title in dict.fromkeys(option.group for option in wanted):
-        lines += ["", f"{title or 'Flags'}:"]
-        for name, kind, default, meaning, group in wanted:
-            if group != title or kind is Overrides:
-                continue
-            entry = f"--{name}: {meaning}"
-            if default is REQUIRED:
-                entry += " (required)"
-            elif default is not None and default is not False:
-                is_list = isinstance(default, tuple | list)
-                shown = ",".join(map(str, default)) if is_list else default
-                entry += f" (default: {shown})"
-            lines += textwrap.wrap(
-                entry, 88, initial_indent="  ", subsequent_indent="      "
-            )
+    lines = ["", "Flags:"]
+    for name, kind, default, meaning in flags:
+        if kind is Overrides:
+            continue
+        entry = f"--{name}: {meaning}"
+        if default is REQUIRED:
+            entry += " (required)"
+        elif default is not None and default is not False:
+            is_list = isinstance(default, tuple | list)
+            shown = ",".join(map(str, default)) if is_list else default
+            entry += f" (default: {shown})"
+        lines += textwrap.wrap(
+            entry, 88, initial_indent="  ", subsequent_indent="      "
+        )
     return lines
 
 
-class _List(flags.ArgumentParser):
-    """Reads words with commas between them as a list."""
-
-    def __init__(self, one: Callable[[str], Any] = str, wanted: str = ""):
-        super().__init__()
-        self._one, self._wanted = one, wanted
-
-    def parse(self, argument: str | Sequence) -> list:
-        if not isinstance(argument, str):
-            return list(argument)
-        words = [word.strip() for word in argument.split(",")]
-        if self._one is str:
-            return words if argument else []
-        try:
-            found = [self._one(word) for word in words]
-        except ValueError as error:
-            raise ValueError(f"must be {self._wanted}") from error
-        if any(isinstance(x, int) and abs(x) > _MOST for x in found):
-            raise ValueError(f"must be integers of at most {_MOST}")
-        return found
+def _integer(text: str) -> int:
+    if abs(number := int(text)) > _MOST:
+        raise ValueError
+    return number
 
 
 def _layer(word: str) -> int | str:
-    return word if _ADDRESS.fullmatch(word) else int(word)
+    return word if _ADDRESS.fullmatch(word) else _integer(word)
 
 
-_PARSERS = {
-    bool: flags.BooleanParser(),
-    int: flags.IntegerParser(upper_bound=_MOST),
-    float: flags.FloatParser(),
-    str: flags.ArgumentParser(),
-    Sequence[str]: _List(),
-    Sequence[int]: _List(int, "integers, as 0,2"),
-    Sequence[int | str]: _List(_layer, "integers or layers, as 0,2 or cross.0"),
+def _list_of(read: Callable[[str], Any]) -> Callable[[str], list]:
+    return lambda text: [read(word.strip()) for word in text.split(",") if text]
+
+
+_TRUTH = dict.fromkeys(("true", "t", "1"), True)
+_TRUTH |= dict.fromkeys(("false", "f", "0"), False)
+_READERS: dict[Any, Callable[[str], Any]] = {
+    bool: lambda text: _TRUTH[text.lower()],
+    int: _integer,
+    float: float,
+    str: str,
+    Sequence[str]: _list_of(str),
+    Sequence[int]: _list_of(_integer),
+    Sequence[int | str]: _list_of(_layer),
+}
+_WANTED = {
+    bool: "true or false",
+    int: f"an integer of at most {_MOST}",
+    float: "a number",
+    Sequence[int]: f"integers of at most {_MOST}, as 0,2",
+    Sequence[int | str]: "integers or layers, as 0,2 or cross.0",
 }
 
 
@@ -249,25 +233,8 @@ def _kind(annotation: Any) -> Any:
         kinds = typing.get_args(annotation)
         if Sequence[str] in kinds:  # of which one text is an item
             return Sequence[str]
-        return next((kind for kind in kinds if kind in _PARSERS), annotation)
+        return next((kind for kind in kinds if kind in _READERS), annotation)
     return annotation
-
-
-def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
-    """Returns words without `--config.x.y=value`, and those as pairs (name, value)."""
-    others, fields = [], []
-    words = list(arguments)
-    while words:
-        word = words.pop(0)
-        if not word.startswith(("--config.", "-config.")):
-            others.append(word)
-            continue
-        name, equals, text = word.lstrip("-").partition("=")
-        if not equals:  # `--config.x value`, or only `--config.x`, which is true.
-            has_value = words and not words[0].startswith("--")
-            text = words.pop(0) if has_value else "true"
-        fields.append((name, text))
-    return others, fields
 
 
 def _nearest(name: str, values: Iterable[str], has_fields: bool) -> str:

@@ -4,7 +4,6 @@ A verb of `Subject` can be a command directly. Other commands, such as training,
 functions that `command` enters in the table.
 """
 
-import atexit
 import functools
 import os
 import pathlib
@@ -62,18 +61,15 @@ def commands() -> dict[str, Command]:
 def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
     """Returns the folder to write to: `out`, or by default `name` in a run's folder.
 
-    Before the work: ConfigError on all processes if it cannot be written, or `out`
-    holds files that no command has written.
+    Before the work: ConfigError if it cannot be written, or `out` holds files that no
+    command has written.
     """
     default = pathlib.Path(workdir, name)
     folder = checks.as_path(out or default)
 
-    def check() -> None:
-        if folder.resolve() != default.resolve():  # which is the run's
-            outputs.check("--out", folder)
-        files.check_writable("workdir" if out is None else "--out", folder)
-
-    cluster.first_does(check)
+    if folder.resolve() != default.resolve():  # which is the run's
+        outputs.check("--out", folder)
+    files.check_writable("workdir" if out is None else "--out", folder)
     return folder
 
 
@@ -209,6 +205,9 @@ def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> st
 
 
 def _end(status: int) -> None:
-    if status == 130:  # after the threads, such as one that writes a checkpoint
-        atexit.register(process.end_at_once, status)
+    """Ends the process."""
+    if status == 130:  # XLA, interrupted while it compiled, may crash as it clears up
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(status)
     sys.exit(status)

@@ -22,7 +22,6 @@ from mha_haiku.training.runs import files, progress
 def train(
     *,
     config: Config,
-    init_from: str | None = None,
     override_config: bool = False,
     pictures: Pictures,
     cache: Cache,
@@ -32,21 +31,15 @@ def train(
 
     Run: python -m mha_haiku train --config=configs/reverse.py
          python -m mha_haiku train --workdir=runs/gpt --config.data.path=book.txt
-         python -m mha_haiku train --config=configs/sort.py --init_from=runs/reverse
 
     The same command on a folder with a run resumes that run. The second command trains
-    an imported or pruned run further, with --config.optimizer.learning_rate and others.
-    The third starts a new run from the embeddings and layers of another run;
-    --config.optimizer.frozen=embedding,encoder/layer_0 freezes some of them.
+    an imported or pruned run further, with --config.optimizer.learning_rate and others;
+    --config.optimizer.frozen=embedding,encoder/layer_0 freezes some parameters.
 
     Args:
-      init_from: Folder of a run whose embeddings and layers this run starts from:
-        config.init_from.
       override_config: Resume a run even though its config was different.
     """
     resolved, workdir = config.value, config.folder
-    if init_from is not None:
-        resolved = resolved.replace(init_from=init_from)
     summary = opening.train_observed(resolved, workdir, override_config=override_config)
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
@@ -77,7 +70,7 @@ def import_model(
     The source is a folder in the layout of Hugging Face (config.json,
     model.safetensors, tokenizer.json), a .gguf file, package:NAME of an installed
     package that ships a model, or a name on the hub, owner/name. Families: BERT,
-    RoBERTa, DistilBERT, GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma 1 to 3, GPT-NeoX.
+    GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, GPT-NeoX.
 
     Causal and masked language models are measured by their loss, and can be trained on.
     Models without words to predict, as encoders of sentences, are measured by their
@@ -91,10 +84,10 @@ def import_model(
       path: UTF-8 file, or folder of files, with the text of the examples; default:
         Python's documentation.
     """
-    with progress.during(f"importing {source}"):
-        made = imported_runs.write(
-            source, workdir, sequence_length=sequence_length, path=path
-        )
+    progress.say(f"importing {source}")
+    made = imported_runs.write(
+        source, workdir, sequence_length=sequence_length, path=path
+    )
     most = imported_runs.most_positions(made.config)
     print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
     print(f"Run: {workdir}")

@@ -19,9 +19,7 @@ from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value shown in a message
 _LONGEST_PATH = 1000
-_PARTIAL = ".partial"  # the end of names of files that are being written
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
-_LONG_WORD = 6  # characters; in such a word one is easily omitted
 # A word, or text in quotes.
 _LONG = re.compile(
     rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
@@ -128,7 +126,7 @@ def write_file(
     """
     path = as_path(path)
     # With the process's id, so that two processes writing the same file do not mix.
-    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}{_PARTIAL}")
+    partial = path.with_name(f".{path.name[:50]}.{os.getpid()}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial.open("wb") as file:
@@ -146,25 +144,12 @@ def write_file(
     return path
 
 
-def is_partial(name: str) -> bool:
-    """Checks whether a file is one that `write_file` had no time to rename."""
-    return name.startswith(".") and name.endswith(_PARTIAL)
-
-
-def choice(
-    name: str,
-    value: Any,
-    choices: Iterable[Any],
-    suggest: Callable[[str, Iterable[str]], str] | None = None,
-) -> Any:
-    """Checks that `value` is one of `choices`, and returns it.
-
-    `suggest` is `nearest`, the default, or `meant`.
-    """
+def choice(name: str, value: Any, choices: Iterable[Any]) -> Any:
+    """Checks that `value` is one of `choices`, and returns it."""
     choices = tuple(choices)
     if value not in choices:
         listed = ", ".join(map(str, choices))
-        suggestion = (suggest or nearest)(str(value), map(str, choices))
+        suggestion = nearest(str(value), map(str, choices))
         raise ValueError(
             f"{name} must be one of {listed}; got {shown(value)}.{suggestion}"
         )
@@ -229,30 +214,6 @@ def nearest(word: str, words: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the closest of `words`, or "" if none is."""
     matches = difflib.get_close_matches(word, tuple(words), n=1, cutoff=0.5)
     return f" Did you mean {matches[0]!r}?" if matches else ""
-
-
-def meant(word: str, words: Iterable[str]) -> str:
-    """Returns " Did you mean 'x'?" for the one of `words` that `word` misspells.
-
-    For words in files of others, where a similar name may mean something else: "bart"
-    is not a misspelled "bert". A slip omits a letter inside a long word, swaps two
-    neighbors, doubles a letter or fails to, or changes case or separators; it never
-    changes a digit.
-    """
-    match = next((known for known in words if _is_slip(word, known)), None)
-    return f" Did you mean {match!r}?" if match else ""
-
-
-def _is_slip(word: str, known: str) -> bool:
-    digits, once = (
-        [re.sub(pattern, by, x.lower()) for x in (word, known)]
-        for pattern, by in ((r"\D", ""), (r"[-_ ]|(.)(?=\1)", ""))
-    )
-    inside = range(1, len(known) - 1) if len(known) >= _LONG_WORD else ()
-    slips = [known[:i] + known[i + 1 :] for i in inside if known[i].islower()]
-    for i in range(len(known) - 1):
-        slips.append(known[:i] + known[i + 1] + known[i] + known[i + 2 :])
-    return digits[0] == digits[1] and (once[0] == once[1] or word in slips)
 
 
 def listed(names: Sequence[str], most: int = 8) -> str:

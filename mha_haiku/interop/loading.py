@@ -85,21 +85,25 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
     found = source if isinstance(source, sources.Source) else sources.find(source)
-    family, theirs = None, {}
+    family = None
     if found.config.get("model_type") == OWN:
-        config, sizes = _read_own(found)
+        config, sizes = _read_own(found.config)
         stored, head = dict(found.arrays), name_tables.OutputHead(OWN, {})
     else:
         family = family_of(found.config)
         stored = named(family, found)
-        head = head_of(family, found.config, stored)
-        config, sizes, theirs = read_fields(family, head, found.config, _count(stored))
-        config = config.replace(origin=_origin(found.config, head))
+        head = head_of(family, found.config)
+        config, sizes = read_fields(family, head, found.config)
+        config = config.replace(origin=json.dumps(found.config))
+    # Before they are traced one by one.
+    if config.num_layers > len(stored) and not config.scan_layers:
+        raise checks.ConfigError(
+            f"{found.name} has {len(stored)} arrays, too few for the "
+            f"{config.num_layers} layers of its config.json."
+        )
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
-    # Before shapes are compared, which takes memory of their size.
-    _check_count(_count(stored), _count(expected) // 2)
     rows = [name_tables.row(name, name) for name in expected]
     if family is not None:
         rows = list(rows_of(family, head, config, expected))
@@ -108,10 +112,9 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        place = name_tables.Place(config, theirs, each.layer)
-        _check_shapes(found, each, place, expected, stored)
+        _check_shapes(found, each, config, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
-        results = each.change.to_ours(whole, place)
+        results = each.change.to_ours(whole, config)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
@@ -131,13 +134,6 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
 
 
 OWN = "mha_haiku"  # `model_type` of models that have no other layout
-FILES = "mha_haiku_files"  # a key of a written config.json: the names of its files
-
-
-def _origin(theirs: Mapping[str, Any], head: name_tables.OutputHead) -> str:
-    """Returns a config.json to save the model with, as text."""
-    theirs = {name: x for name, x in theirs.items() if name != FILES}
-    return json.dumps(theirs | {"architectures": [head.architecture]})
 
 
 def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
@@ -160,24 +156,13 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
     return Sizes(num_tokens, feature_size, num_classes)
 
 
-def _read_own(found: sources.Source) -> tuple[models.ModelConfig, Sizes]:
-    for name in ("model", "sizes"):
-        if not isinstance(found.config.get(name), dict):
-            raise checks.ConfigError(
-                f"{found.name}: config.json's {name} must be an object of fields, got "
-                f"{checks.shown(found.config.get(name))}."
-            )
-    said = found.config["sizes"]
-    sizes = Sizes(*map(said.get, Sizes._fields))
-    if set(said) != set(Sizes._fields) or (sizes[0] is None) == (sizes[1] is None):
-        raise checks.ConfigError(
-            f"{found.name}: config.json's sizes must be num_classes and num_tokens or "
-            f"feature_size, with the other null, got {checks.shown(said)}."
-        )
-    sizes, config = _checked(sizes), _config(found.config["model"])
-    values = {**fields.flattened(config.to_json()), **sizes._asdict()}
-    _check_count(_count(found.arrays), _least_count(values))
-    return config, sizes
+@checks.user_mistakes()
+def _read_own(ours: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
+    sizes = fields.decoded(Sizes, ours.get("sizes"), "config.json's sizes")
+    if (sizes.num_tokens is None) == (sizes.feature_size is None):
+        raise ValueError("config.json's sizes must have num_tokens or feature_size.")
+    model = fields.decoded(dict[str, Any], ours.get("model"), "config.json's model")
+    return _config(model), _checked(sizes)
 
 
 def named(
@@ -205,56 +190,36 @@ def named(
 
 @checks.user_mistakes()
 def head_of(
-    family: name_tables.Family, theirs: Mapping[str, Any], stored: Collection[str]
+    family: name_tables.Family, theirs: Mapping[str, Any]
 ) -> name_tables.OutputHead:
-    """Finds the head named by config.json, or else a head that fits the arrays."""
-    architectures = theirs.get("architectures")
+    """Finds the head named by config.json."""
+    names = theirs.get("architectures")
+    name = names[0] if isinstance(names, list) and names else names
     heads = {head.architecture: head for head in family.heads}
-    if architectures:
-        if not isinstance(architectures, list):
-            raise checks.ConfigError(
-                "config.json's architectures must be a list of names, got "
-                f"{checks.shown(architectures)}."
-            )
-        name = "config.json's architectures"
-        return heads[checks.choice(name, architectures[0], heads, checks.meant)]
-    fitting = (head for head in family.heads if head.has in (None, *stored))
-    return next(fitting, family.heads[-1])
+    return heads[checks.choice("config.json's architectures", name, heads)]
 
 
 @checks.user_mistakes()
 def family_of(theirs: Mapping[str, Any]) -> name_tables.Family:
     """Finds the family that config.json names."""
     name = "config.json's family of models (model_type)"
-    kind = checks.choice(name, theirs.get("model_type"), FAMILIES, checks.meant)
-    return FAMILIES[kind]
+    return FAMILIES[checks.choice(name, theirs.get("model_type"), FAMILIES)]
 
 
 def read_fields(
     family: name_tables.Family,
     head: name_tables.OutputHead,
     theirs: Mapping[str, Any],
-    count: int | None = None,
-) -> tuple[models.ModelConfig, Sizes, dict[str, Any]]:
-    """Reads a model's config and sizes from config.json; also returns it checked.
-
-    If its sizes need more than the `count` of stored numbers, it is refused before
-    anything of these sizes is made, such as a list per layer.
-    """
+) -> tuple[models.ModelConfig, Sizes]:
+    """Reads a model's config and sizes from config.json."""
     theirs = name_tables.checked(family, head, theirs)
     values = {**dict.fromkeys(Sizes._fields), **family.fields, **head.fields}
-    settings = (*family.settings, *head.settings)
-    for setting in settings:
-        if isinstance(setting, name_tables.Setting):
-            values |= setting.read(theirs)
-    if count is not None:
-        _check_count(count, _least_count(values))
-    for setting in settings:
-        values |= setting.read(theirs)
+    for rule in (*family.rules, *head.rules):
+        values |= rule.read(theirs)
     sizes = Sizes(**{name: values.pop(name) for name in Sizes._fields})
     if sizes.num_classes is None:
         sizes = sizes._replace(num_classes=sizes.num_tokens or 1)
-    return _config(values), _checked(sizes), theirs
+    return _config(values), _checked(sizes)
 
 
 @checks.user_mistakes()
@@ -263,39 +228,6 @@ def _checked(sizes: Sizes) -> Sizes:
         if size is not None or name == "num_classes":
             checks.integer_in(f"config.json's {name}", size, 1, 2**31 - 1)
     return sizes
-
-
-def _count(arrays: Mapping[str, Any]) -> int:
-    return sum(math.prod(x.shape) for x in arrays.values())
-
-
-def _least_count(values: Mapping[str, Any]) -> int:
-    """Counts the numbers that a model of these fields and sizes has at least.
-
-    These are the numbers of queries, hidden units and embeddings.
-    """
-    width, num_heads = values["model_size"], values["attention.num_heads"]
-    num_layers = values["num_layers"]
-    if values["family"] == "encoder_decoder":
-        num_layers += values["decoder.num_layers"] or num_layers
-    heads, units = num_layers * num_heads, 0
-    if kept := values.get("attention.kept_heads"):
-        heads = sum(map(len, kept))
-    if left := values.get("feed_forward.hidden_sizes"):
-        units = sum(left)
-    else:
-        units = num_layers * values.get("feed_forward.hidden_size", 0)
-    key_size = values.get("attention.key_size") or width // max(num_heads, 1)
-    return width * (heads * key_size + units + (values["num_tokens"] or 0))
-
-
-def _check_count(count: int, least: int) -> None:
-    if least > count:
-        raise checks.ConfigError(
-            f"The sizes in config.json need at least {least} numbers, and there are "
-            f"{count} in the model's arrays: they belong to another model, or the file "
-            "is damaged."
-        )
 
 
 def _config(values: Mapping[str, Any]) -> models.ModelConfig:
@@ -311,13 +243,8 @@ def rows_of(
     names: Collection[str],
 ) -> Iterator[name_tables.Row]:
     """Yields the rows of a model with parameters of these names, with whole names."""
-    rows = [row.below("", family.prefix) for row in family.rows]
-    rows += head.rows
-    for i in range(config.num_layers):
-        theirs = (family.prefix + family.layer).format(i)
-        rows += [x.below(f"encoder/layer_{i}/", theirs, i) for x in family.layer_rows]
     wanted = set(names)
-    for each in rows:
+    for each in name_tables.all_rows(family, head, config.num_layers):
         if wanted.issuperset(each.ours):
             wanted -= set(each.ours)
             yield each
@@ -347,14 +274,6 @@ def _numbers(found: sources.Source, name: str, stored: arrays.Stored) -> np.ndar
     if not jnp.issubdtype(x.dtype, jnp.floating):
         raise checks.ConfigError(
             f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
-        )
-    count = np.isnan(x).sum()
-    if count and count == x.size:
-        raise checks.ConfigError(f"{found.name} is damaged: {name} is NaN throughout.")
-    if count:
-        _logger.warning(
-            f"{found.name}: {name} is NaN in {count} of {x.size} places, and so is "
-            "what they reach."
         )
     return x
 
@@ -406,17 +325,20 @@ def _check_names(
 def _check_shapes(
     found: sources.Source,
     row: name_tables.Row,
-    place: name_tables.Place,
+    config: models.ModelConfig,
     expected: Mapping[str, Any],
     stored: Mapping[str, arrays.Stored],
 ) -> None:
     """Raises ConfigError unless a row's arrays have the shapes that the model needs."""
-    # The inverse of the change tells the shapes; broadcast zeros take no memory until
-    # it touches them.
-    ours = [np.broadcast_to(np.float32(0), expected[name].shape) for name in row.ours]
-    for name, x in zip(row.theirs, row.change.to_theirs(ours, place), strict=True):
-        if stored[name].shape != x.shape:
-            raise checks.ConfigError(
-                f"{found.name} has {name} of shape {tuple(stored[name].shape)}; the "
-                f"model of its config.json needs {tuple(x.shape)}."
-            )
+    ours = [expected[name].shape for name in row.ours]
+    theirs = [stored[name].shape for name in row.theirs]
+    # The inverse of the change tells the shapes. It takes memory of their size, so that
+    # sizes are compared first.
+    if sum(map(math.prod, ours)) == sum(map(math.prod, theirs)):
+        zeros = [np.broadcast_to(np.float32(0), shape) for shape in ours]
+        if [x.shape for x in row.change.to_theirs(zeros, config)] == theirs:
+            return
+    raise checks.ConfigError(
+        f"{found.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, which "
+        f"does not fit the {str(ours)[1:-1]} that its config.json needs."
+    )

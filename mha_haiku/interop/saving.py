@@ -20,19 +20,16 @@ import numpy as np
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.core.modules import anatomy
 from mha_haiku.interop import loading
-from mha_haiku.interop.families import name_tables
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
 _Params = Mapping[str, Mapping[str, Any]]
 
-_CONFIG, _WEIGHTS, _TOKENIZER = "config.json", "model.safetensors", "tokenizer.json"
 # Fields that no config.json has: they change no number, or say which heads are left.
 _FREE = (
     "dropout_rate",
     "precision",
-    "rematerialize",
     "scan_layers",
     "attention.implementation",
     "attention.kept_heads",
@@ -56,8 +53,7 @@ def save(
     both layouts.
 
     Args:
-      folder: The folder to write, which is returned. It must be missing, empty, or hold
-        only what `save` wrote, which is replaced.
+      folder: The folder to write, which is returned. It must be missing or empty.
       config: `config.model`.
       params: The model's parameters, looped or stacked. Their dtype is kept, except
         that Gemma's norms are written in the dtype of the other parameters.
@@ -68,7 +64,7 @@ def save(
 
     Raises:
       ConfigError: If the config or the parameters are no longer those of the loaded
-        model, or the folder holds other files, or cannot be written.
+        model, or the folder is not empty, or cannot be written.
 
     Example:
       >>> folder = mh.interop.save("my_model", config, params)
@@ -76,7 +72,8 @@ def save(
       ['config.json', 'model.safetensors']
     """
     folder = checks.as_path(folder)
-    _check_free(folder)
+    if folder.exists() and not (folder.is_dir() and not any(folder.iterdir())):
+        raise checks.ConfigError(f"{folder} must be a new or an empty folder.")
     is_own = own_layout or not config.origin
     if is_own:
         contents = {
@@ -88,43 +85,17 @@ def save(
     else:
         contents, stored = _as_loaded(config, params)
     described = None if tokenizer is None else _tokenizer_file(tokenizer, is_own)
-    contents[loading.FILES] = [_CONFIG, _TOKENIZER, _WEIGHTS]
-    try:
-        # Weights go first and come last: without them the folder holds no model, should
-        # this be cut off, but says by its config that it may be written again.
-        for name in (_WEIGHTS, _TOKENIZER):
-            (folder / name).unlink(missing_ok=True)
-    except OSError as error:
-        raise checks.ConfigError(
-            f"{folder} cannot be written: {error.strerror}."
-        ) from None
-    checks.write_file(folder / _CONFIG, json.dumps(contents, indent=2) + "\n")
+    ends = () if tokenizer is None else tokenizer.end_tokens
+    if len(ends) > 1 or (ends and is_own):  # config.json may name only one of them
+        contents["eos_token_id"] = list(ends)
     if described is not None:
-        checks.write_file(folder / _TOKENIZER, described)
+        checks.write_file(folder / "tokenizer.json", described)
     checks.write_file(
-        folder / _WEIGHTS, lambda file: arrays.write_safetensors(file.name, stored)
+        folder / "model.safetensors",
+        lambda file: arrays.write_safetensors(file.name, stored),
     )
+    checks.write_file(folder / "config.json", json.dumps(contents, indent=2) + "\n")
     return folder
-
-
-def _check_free(folder: Path) -> None:
-    """Raises ConfigError if a folder holds a file that `save` did not write."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise checks.ConfigError(f"folder must be a folder, got the file {folder}.")
-    written: Any = None
-    if os.path.isfile(folder / _CONFIG):
-        written = arrays.read_json(folder / _CONFIG).get(loading.FILES)
-    if not isinstance(written, list):
-        written = []
-    names = sorted(x.name for x in folder.iterdir())
-    others = [x for x in names if x not in written and not checks.is_partial(x)]
-    if others:
-        raise checks.ConfigError(
-            f"{folder} holds {checks.listed(others)}, which save did not write; choose "
-            "a new or empty folder."
-        )
 
 
 def _sizes_of(
@@ -153,7 +124,7 @@ def _as_loaded(
     Raises:
       ConfigError: If the model is no longer the one that its config.json describes.
     """
-    family, head, read, sizes, checked = _loaded(config)
+    family, head, read, sizes = _loaded(config)
     ours, wanted = _meaning(config), _meaning(read)
     differing = [
         f"{name} = {ours[name]!r} for {x!r}"
@@ -180,12 +151,11 @@ def _as_loaded(
             raise checks.ConfigError(
                 f"params must have {name} of shape {x.shape}, got {left[name].shape}."
             )
-    prefix = "" if head.rows or head.has else family.prefix
+    prefix = "" if head.rows else family.prefix
     result: dict[str, np.ndarray] = {}
     wide: set[str] = set()
     for row in loading.rows_of(family, head, read, expected):
-        place = name_tables.Place(read, checked, row.layer)
-        whole = row.change.to_theirs([left[name] for name in row.ours], place)
+        whole = row.change.to_theirs([left[name] for name in row.ours], read)
         for name, x in zip(row.theirs, whole, strict=True):
             result[name.removeprefix(prefix)] = x
             if row.change.is_wide:
@@ -209,7 +179,7 @@ def _loaded(config: models.ModelConfig) -> tuple:
     """Reads the config.json that a model was loaded with."""
     theirs = json.loads(config.origin)
     family = loading.family_of(theirs)
-    head = loading.head_of(family, theirs, ())
+    head = loading.head_of(family, theirs)
     return family, head, *loading.read_fields(family, head, theirs)
 
 

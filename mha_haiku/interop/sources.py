@@ -4,10 +4,8 @@ A source from any place has the fields of a `config.json`, arrays that are read 
 demand, and a tokenizer.
 """
 
-import contextlib
 import functools
 import importlib.metadata
-import importlib.util
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -26,11 +24,6 @@ _TOKENIZER = "tokenizer.json"
 _GENERATION = "generation_config.json"
 # Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
-# Of a card: its fields at the top, and blocks of code.
-_NO_TEXT = re.compile(
-    r"\A---\n.*?^---$|^ {0,3}(`{3,}(?=[^`\n]*$)|~{3,}).*?(?:^ {0,3}\1|\Z)",
-    re.DOTALL | re.MULTILINE,
-)
 
 
 class Source(NamedTuple):
@@ -45,15 +38,11 @@ class Source(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The model's name by its card, or the name of its file or folder.
-
-        The card's first heading is a name if it is one word.
-        """
+        """The model's name by its card, or the name of its file or folder."""
         card = self.folder and self.folder / "README.md"
         if card and card.is_file():
             text = card.read_text("utf-8", errors="replace")
-            heading = re.search(r"^# +(.*\S)", _NO_TEXT.sub("", text), re.MULTILINE)
-            if heading and len(heading[1].split()) == 1:
+            if heading := re.search(r"^# +(\S+) *$", text, re.MULTILINE):
                 return heading[1]
         path = Path(self.name)
         return path.stem if path.suffix == ".gguf" else path.name
@@ -180,21 +169,14 @@ def _in_package(name: str) -> Path:
 
 
 def _files_of_package(name: str) -> list[Path]:
-    with contextlib.suppress(importlib.metadata.PackageNotFoundError, ValueError):
+    try:
         files = importlib.metadata.distribution(name).files or ()
-        return [Path(str(file.locate())) for file in files]
-    module = name.replace("-", "_")
-    spec = importlib.util.find_spec(module) if module.isidentifier() else None
-    if spec is None or not spec.submodule_search_locations:
-        installed = {
-            distribution.name for distribution in importlib.metadata.distributions()
-        }
+    except (importlib.metadata.PackageNotFoundError, ValueError):
+        installed = [x.name or "" for x in importlib.metadata.distributions()]
         raise checks.ConfigError(
-            f"There is no installed package {name!r}."
-            f"{checks.nearest(name, filter(None, installed))}"
-        )
-    roots = [Path(root) for root in spec.submodule_search_locations]
-    return [file for root in roots for file in root.rglob("*") if file.is_file()]
+            f"There is no installed package {name!r}.{checks.nearest(name, installed)}"
+        ) from None
+    return [Path(str(file.locate())) for file in files]
 
 
 def _from_hub(name: str) -> Path:

@@ -71,13 +71,6 @@ class TorchModule(NamedTuple):
         return self.function.__name__.partition(" ")[0]
 
 
-class Loaded(NamedTuple):
-    """A PyTorch module from elsewhere, and its tokenizer or None."""
-
-    module: Any
-    tokenizer: Any
-
-
 def is_module(value: Any) -> bool:
     """Checks whether a value is a PyTorch module; imports nothing."""
     torch = sys.modules.get("torch")
@@ -94,14 +87,14 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     environment = _environment()
-    module = _copied(_bare(module)).eval()
-    for part in module.modules():
-        part._modules = {name: _bare(child) for name, child in part._modules.items()}
+    module = _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
     for method, option in _OPTIONS.items():
         if hasattr(module, method):
             getattr(module, method)(option)
     known = inspect.signature(module.forward).parameters
-    main = getattr(module, "main_input_name", None) or _main(known)
+    first = next(iter(known.values()), None)
+    first = first.name if first and first.kind is not first.VAR_KEYWORD else None
+    main = getattr(module, "main_input_name", None) or first or _TOKENS
     _name_parts(module)
     params, run = _as_function(module, environment)
 
@@ -139,7 +132,9 @@ def convert(module: Any) -> TorchModule:
             given = jax.tree.map(
                 lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
             )
-            return run(params, _in_place(known, main, given), given)
+            # Its name may be no keyword.
+            args = (given.pop(main),) if main in given and main == first else ()
+            return run(params, args, given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -170,43 +165,6 @@ def _end_tokens(config: Any) -> tuple[int, ...]:
     if ends is None:
         return ()
     return tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
-
-
-def _bare(module: Any) -> Any:
-    """Unwraps a module from torch.compile and from data parallelism."""
-    import torch  # pyright: ignore[reportMissingImports]
-
-    spread = (torch.nn.DataParallel, torch.nn.parallel.DistributedDataParallel)
-    while True:
-        if hasattr(module, "_orig_mod"):
-            module = module._orig_mod
-        elif isinstance(module, spread):
-            module = module.module
-        else:
-            return module
-
-
-def _main(known: Mapping[str, inspect.Parameter]) -> str:
-    """Names the first argument; any keyword stands for tokens."""
-    first = next(iter(known.values()), None)
-    if first is None:
-        return ""
-    return _TOKENS if first.kind is first.VAR_KEYWORD else first.name
-
-
-def _in_place(
-    known: Mapping[str, inspect.Parameter], main: str, given: dict[str, Any]
-) -> tuple:
-    """Takes the arguments that have no keyword out of those given."""
-    args = []
-    for name, parameter in known.items():
-        has_default = parameter.default is not parameter.empty
-        if parameter.kind is parameter.POSITIONAL_ONLY:
-            if name in given or has_default:
-                args.append(given.pop(name, parameter.default))
-        elif parameter.kind is parameter.VAR_POSITIONAL and name == main:
-            args.append(given.pop(name))
-    return tuple(args)
 
 
 def _copied(module: Any) -> Any:
@@ -313,8 +271,8 @@ def _max_length(module: Any) -> int | None:
     return most if is_table else None
 
 
-def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
-    """Loads a model of transformers whose family has no table here, or None.
+def load(found: sources.Source, *, dtype: Any = None) -> tuple[Any, Any] | None:
+    """Loads a model of transformers whose family has no table here, and its tokenizer.
 
     No code of the source is run.
 
@@ -364,7 +322,7 @@ def load(found: sources.Source, *, dtype: Any = None) -> Loaded | None:
             tokenizer = transformers.AutoTokenizer.from_pretrained(
                 found.folder, **options
             )
-    return Loaded(module, tokenizer)
+    return module, tokenizer
 
 
 def _plain(config: Any) -> Any:
@@ -408,9 +366,7 @@ def _class_of(found: sources.Source, kind: str) -> Any:
     ]
     choices = {x for entry in tables for x in np.atleast_1d(entry).tolist()}
     title = "config.json's architectures"
-    return getattr(
-        transformers, checks.choice(title, name, sorted(choices), checks.meant)
-    )
+    return getattr(transformers, checks.choice(title, name, sorted(choices)))
 
 
 def _check_whole(

@@ -71,12 +71,12 @@ def placed(
     if len(available) == 1 or subject.config is None or subject.task is None:
         return subject
     length = subject.task.sequence_length if length is None else length
-    wanted = subject.config.replace(devices=dict(data=None))
-    split = {x: getattr(wanted.devices, x) for x in ("heads", "sequence")}
+    config = subject.config
+    split = {x: getattr(config.devices, x) for x in ("heads", "sequence")}
     try:
-        sections = wanted.devices, wanted.model, wanted.training
+        sections = config.devices, config.model, config.training
         configuration.check_devices(*sections, len(available))
-        configuration.check_sequence(wanted.devices, length)
+        configuration.check_sequence(config.devices, length)
     except ConfigError:
         split = {"heads": 1, "sequence": 1}
     mesh = devices.make_mesh(available, **split)

@@ -87,7 +87,7 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     """
     if tokenizer is None:
         return Codec()
-    if isinstance(tokenizer, tokenization.KINDS):
+    if isinstance(tokenizer, tokenization.Tokenizer):
         return _of_ours(tokenizer)
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):

@@ -64,7 +64,8 @@ def load(
         name = found.title
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
-        return wrap(loaded.module, tokenizer=loaded.tokenizer, name=name)
+        module, tokenizer = loaded
+        return wrap(module, tokenizer=tokenizer, name=name)
     imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
@@ -221,17 +222,7 @@ def wrap(
             params,
             is_leaf=lambda x: x is None,
         )
-        try:
-            return function(whole, inputs, **given)
-        except (TypeError, ValueError, IndexError) as error:
-            # Numbers [B, T] may be sound, or features [T, D] by mistake.
-            if inputs.ndim != 2 or not np.issubdtype(inputs.dtype, np.floating):
-                raise
-            raise ValueError(
-                f"inputs must be [B, T, D] if they are features, got {inputs.dtype} of "
-                f"shape {inputs.shape}, with which {model.description} fails: {error}\n"
-                "Features of one example are given as inputs[None]."
-            ) from error
+        return function(whole, inputs, **given)
 
     model = models.of_function(of_arrays)
     subject = Subject(

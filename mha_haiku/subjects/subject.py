@@ -75,7 +75,7 @@ class Subject:
         cls, run: folders.Run, name: str, folder: folders.Folder | None = None
     ) -> "RunSubject":
         """Makes a run a subject, with looped layers, so that each has a name."""
-        config, task, model, params, step, placement = run.looped()
+        config, task, model, params, step = run.looped()
         codec = encoding.of_task(task)
         subject = cls(
             model,
@@ -86,7 +86,6 @@ class Subject:
             task=task,
             step=step,
             folder=folder,
-            placement=placement,
         )
         return cast(RunSubject, subject)
 

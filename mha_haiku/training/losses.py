@@ -30,15 +30,7 @@ def cross_entropy(logits: Array, targets: Array | np.ndarray) -> Array:
     """Computes the cross-entropy in nats of each target, in float32 at least.
 
     `logits` are `[..., C]`, `targets` `[...]` integers; the result is `[...]`.
-
-    Raises:
-      ValueError: If the shape of `logits` is not `targets.shape` and one more axis.
     """
-    if logits.shape[:-1] != targets.shape:
-        raise ValueError(
-            f"logits must have the shape of targets and one axis of classes after it; "
-            f"got logits {logits.shape} and targets {targets.shape}."
-        )
     logits = logits.astype(jnp.promote_types(logits.dtype, jnp.float32))
     return optax.softmax_cross_entropy_with_integer_labels(logits, targets)
 

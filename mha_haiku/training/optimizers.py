@@ -8,13 +8,11 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from optax import contrib
 
 from mha_haiku.core import checks, fields, models, modules
 from mha_haiku.core.fields import Section, field
-from mha_haiku.core.modules import anatomy
 
-OPTIMIZERS = ("adamw", "sgd", "muon")
+OPTIMIZERS = ("adamw", "sgd")
 
 
 class OptimizerConfig(Section, path="config.optimizer"):
@@ -37,12 +35,10 @@ class OptimizerConfig(Section, path="config.optimizer"):
     weight_decay: float = field(
         0.0,
         "weight decay: share of the parameters, times the learning rate, that a step "
-        "subtracts; not from biases and norms; with muon only from matrices of layers",
+        "subtracts; not from biases and norms",
         checks.non_negative_number,
     )
-    momentum: float = field(
-        0.9, "sgd and muon: decay of the mean of gradients", checks.fraction
-    )
+    momentum: float = field(0.9, "sgd: decay of the mean of gradients", checks.fraction)
     b1: float = field(0.9, "decay of Adam's mean of gradients", checks.fraction)
     b2: float = field(
         0.98, "decay of Adam's mean of squared gradients", checks.fraction
@@ -82,13 +78,9 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters do not change and have no
-    moments. Muon updates the matrices of layers, with steps as long as Adam's
-    (`consistent_rms`), so that one learning rate suits both; embeddings, logits, biases
-    and norms are updated by Adam with Nesterov momentum.
+    moments.
 
-    Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101; muon:
-    Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/, and the length of
-    its steps: Liu et al. 2025, section 2.2, https://arxiv.org/abs/2502.16982.
+    Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
     """
     learning_rate = schedule(config, steps=steps)
     if config.name == "sgd":
@@ -97,23 +89,13 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
             optax.add_decayed_weights(config.weight_decay, is_decayed),
             optax.scale_by_learning_rate(learning_rate),
         )
-    elif config.name == "adamw":
+    else:
         optimizer = optax.adamw(
             learning_rate,
             b1=config.b1,
             b2=config.b2,
             weight_decay=config.weight_decay,
             mask=is_decayed,
-        )
-    else:
-        optimizer = contrib.muon(
-            learning_rate,
-            beta=config.momentum,
-            weight_decay=config.weight_decay,
-            adam_b1=config.b1,
-            adam_b2=config.b2,
-            muon_weight_dimension_numbers=_matrices,
-            consistent_rms=0.2,
         )
     if config.clip_norm is not None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
@@ -123,19 +105,6 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
         {True: optax.set_to_zero(), False: optimizer},
         lambda params: are_frozen(config, params),
     )
-
-
-def _matrices(params: Any) -> Any:
-    """Finds the axes of the matrices in layers, as a tree; None for other leaves."""
-
-    def axes(path: tuple, leaf: jax.Array | np.ndarray):
-        module = path[0].key
-        in_layer = anatomy.layer_of(module) is not None
-        if not in_layer or leaf.ndim - modules.is_stacked(module) != 2:
-            return None
-        return contrib.MuonDimensionNumbers(leaf.ndim - 2, leaf.ndim - 1)
-
-    return jax.tree_util.tree_map_with_path(axes, params)
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
@@ -166,12 +135,10 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
 
     for name in names:
         if not any(is_in(module, name) for module in params):
-            parts = [module.split("/") for module in params]
-            known = {"/".join(x[:i]) for x in parts for i in range(1, len(x) + 1)}
-            shown = sorted({"/".join(x[:2]) for x in parts})
+            shown = sorted({"/".join(module.split("/")[:2]) for module in params})
             raise checks.ConfigError(
                 "config.optimizer.frozen must name modules of the model, got "
-                f"{name!r}.{checks.nearest(name, known)}\nIt has {', '.join(shown)}."
+                f"{name!r}.\nIt has {', '.join(shown)}."
             )
     frozen = {
         module: dict.fromkeys(leaves, any(is_in(module, name) for name in names))

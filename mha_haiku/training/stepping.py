@@ -1,11 +1,10 @@
 """The training step: a pure function of the state, the data and the seed.
 
-One dispatch runs any number of steps in one compiled program. Everything
-random is derived from (seed, step, index of the example), so resuming needs no state
-except `TrainState`, and the global batch is the same on any number of devices. A step
-whose loss or gradient is not finite counts, but changes no parameter.
+One dispatch runs any number of steps in one compiled program. Everything random is
+derived from (seed, step, index of the example), so resuming needs no state except
+`TrainState`, and the global batch is the same on any number of devices.
 
-Dimensions: N steps in one dispatch, W losses in the window of `Health`.
+Dimensions: N steps in one dispatch.
 """
 
 from collections.abc import Callable
@@ -20,22 +19,7 @@ from jax import Array
 from mha_haiku.core import models
 from mha_haiku.training import devices, losses, tasks
 
-WINDOW = 128  # finite steps
-# A loss has jumped where it exceeds the window's mean by both. The first only would
-# warn of healthy runs: near a loss of 0 a single hard example is tens of deviations up,
-# and nothing of what the model has learned is lost.
-SPIKE = 6.0  # standard deviations of the window
-LEAST_RISE = 0.1  # of the loss of the task's baseline
-
 _STREAMS = ("init", "data", "dropout", "held_out")
-
-
-class Health(NamedTuple):
-    """The last losses, and how many steps were skipped."""
-
-    losses: Array  # [W] float32, of the last finite steps; inf where there was none yet
-    skipped: Array  # [] int32, nonfinite steps, which were not applied
-    skipped_in_a_row: Array  # [] int32, those since the last finite step
 
 
 class TrainState(NamedTuple):
@@ -44,7 +28,6 @@ class TrainState(NamedTuple):
     step: Array  # [] int32, steps taken
     params: Any
     optimizer_state: optax.OptState
-    health: Health
 
 
 class Parameters(NamedTuple):
@@ -59,9 +42,7 @@ class Report(NamedTuple):
 
     sums: losses.Sums  # [N] each, over the step's examples
     gradient_norm: Array  # [N] float32, before clipping
-    finite: Array  # [N] bool, of loss and gradient; if not, the step is skipped
-    rise: Array  # [N] float32, nats; see `observe`
-    deviations: Array  # [N] float32, the same in standard deviations
+    finite: Array  # [N] bool, of loss and gradient
 
 
 def stream(seed: int | Array, name: str) -> Array:
@@ -88,9 +69,7 @@ def initial_state(
 
 def state_of(params: Any, optimizer: optax.GradientTransformation) -> TrainState:
     """Makes the state before the first step, with these parameters."""
-    none = jnp.zeros((), jnp.int32)
-    health = Health(jnp.full(WINDOW, jnp.inf, jnp.float32), none, none)
-    return TrainState(none, params, optimizer.init(params), health)
+    return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
 
 def loss_sums(
@@ -145,30 +124,6 @@ def gradients(
     return placement.total((gradient, sums))
 
 
-def observe(health: Health, loss: Array, finite: Array) -> tuple[Health, Array, Array]:
-    """Updates the health after a step; also returns the rise of its loss.
-
-    The rise is in nats and in standard deviations of the window, both `[]` float32; 0
-    while the window is not full, and for a step that is not `finite`.
-    """
-    is_full = jnp.isfinite(health.losses[0])  # the oldest
-    window = jnp.where(is_full, health.losses, 0)
-    mean = window.mean()
-    deviation = jnp.sqrt(jnp.square(window - mean).mean())
-    # At least a thousandth of the mean, so that rounding of a constant loss is no jump.
-    deviation = jnp.maximum(deviation, jnp.maximum(1e-3 * jnp.abs(mean), 1e-12))
-    # Selected before the division, so that no nonfinite number is computed.
-    rise = jnp.where(is_full & finite, loss - mean, 0)
-    moved = jnp.concatenate([health.losses[1:], loss.astype(jnp.float32).reshape(1)])
-    skipped = 1 - finite.astype(jnp.int32)
-    after = Health(
-        losses=jnp.where(finite, moved, health.losses),
-        skipped=health.skipped + skipped,
-        skipped_in_a_row=(health.skipped_in_a_row + 1) * skipped,
-    )
-    return after, rise, rise / deviation
-
-
 def make_dispatch(
     model: models.Model,
     task: tasks.Task,
@@ -177,13 +132,12 @@ def make_dispatch(
     batch_size: int,
     placement: devices.Placement,
     max_steps: int,
-    max_skips: int = 0,
 ) -> Callable[[TrainState, Any, np.uint32, np.int32], tuple[TrainState, Report]]:
     """Makes the program `dispatch(state, data, seed, stop)`, which trains to `stop`.
 
     State (donated) and data are what `placement.put_state` and `put` return. A dispatch
-    takes at most `max_steps` steps, and ends after more than `max_skips` nonfinite ones
-    in a row; the bits do not depend on how steps are divided.
+    takes at most `max_steps` steps, and ends after one whose loss or gradient is not
+    finite; the bits do not depend on how steps are divided.
     """
 
     def take_step(state: TrainState, data: Any, seed: Array):
@@ -202,23 +156,15 @@ def make_dispatch(
             gradient, state.optimizer_state, state.params
         )
         finite = jnp.isfinite(sums.loss) & jnp.isfinite(norm)
-        params, optimizer_state = jax.tree.map(
-            lambda new, old: new if _is_schedule(new) else jnp.where(finite, new, old),
-            (optax.apply_updates(state.params, updates), optimizer_state),
-            (state.params, state.optimizer_state),
-            is_leaf=_is_schedule,
-        )
-        mean = sums.loss / jnp.where(sums.weight > 0, sums.weight, 1)
-        after, rise, deviations = observe(state.health, mean, finite)
-        state = TrainState(state.step + 1, params, optimizer_state, after)
-        return state, Report(sums, norm, finite, rise, deviations)
+        params = optax.apply_updates(state.params, updates)
+        state = TrainState(state.step + 1, params, optimizer_state)
+        return state, Report(sums, norm, finite)
 
     def dispatch(state: TrainState, data: Any, seed: Array, stop: Array):
         def continues(carry: tuple[Array, TrainState, Report]):
-            index, state, _ = carry
+            index, state, reports = carry
             is_due = (index < max_steps) & (state.step < stop)
-            is_well = state.health.skipped_in_a_row <= max_skips
-            return is_due & (is_well | (index == 0))
+            return is_due & reports.finite.all()
 
         def take(carry: tuple[Array, TrainState, Report]):
             index, state, reports = carry
@@ -226,16 +172,11 @@ def make_dispatch(
             reports = jax.tree.map(lambda x, new: x.at[index].set(new), reports, report)
             return index + 1, state, reports
 
-        zeros, ones = jnp.zeros(max_steps, jnp.float32), jnp.ones(max_steps, bool)
         sums = losses.zeros((max_steps,), counts_exact=task.counts_exact)
-        init = Report(sums, zeros, ones, zeros, zeros)
+        norms, finite = jnp.zeros(max_steps, jnp.float32), jnp.ones(max_steps, bool)
+        init = Report(sums, norms, finite)
         start = jnp.zeros((), jnp.int32)
         _, state, reports = jax.lax.while_loop(continues, take, (start, state, init))
         return state, reports
 
     return placement.program(dispatch, num_scalars=2, returns_state=True)
-
-
-def _is_schedule(node: object) -> bool:
-    """Checks for the count of a schedule, which counts all steps that were taken."""
-    return isinstance(node, optax.ScaleByScheduleState)

@@ -61,15 +61,6 @@ def test_a_script_runs_a_command_and_its_example_has_flags_of_it(
         assert f"\n  --{flag}: " in out
 
 
-def test_flags_of_several_processes_are_a_group_at_the_end(capsys):
-    assert commands.run(["dump_attention", "--help"]) == 0
-    before, _, group = capsys.readouterr().out.partition("With several processes")
-    assert before.index("Run:") < before.index("Flags:")
-    flags = {"distributed", "coordinator", "num_processes", "process_id"}
-    assert set(re.findall(r"--(\w+):", group)) == flags | {"join_seconds"}
-    assert not any(f"--{flag}:" in before for flag in flags)
-
-
 def test_the_list_has_a_line_for_each_and_suggests_one(capsys):
     with pytest.raises(SystemExit, match="0"):
         commands.choose(["mha_haiku"])
@@ -248,21 +239,6 @@ def test_out_with_files_of_others_is_refused_before_the_work(
     assert path.read_text() == "mine"
 
 
-@pytest.mark.parametrize(
-    ("name", "flags"), [("prune_heads", ["--keep=0.5"]), ("learn_gates", [])]
-)
-def test_what_is_made_of_the_run_here_lies_next_to_it(
-    name, flags, copied, capsys, monkeypatch
-):
-    made = {"prune_heads": "run_pruned", "learn_gates": "run_gates"}[name]
-    path = copied.parent / made
-    path.write_text("mine")
-    monkeypatch.chdir(copied)
-    assert commands.run([name, "--workdir=.", *flags]) == 2
-    # Messages leave out the middle of long words.
-    assert str(path)[-20:] in capsys.readouterr().err
-
-
 def test_a_result_that_cannot_be_saved_is_printed(tmp_path, capsys):
     class Full(records.Result):
         title, file_name = "what was asked", "answer"
@@ -314,7 +290,7 @@ def test_flags_have_the_types_of_the_signature(words, wanted):
     options = signatures.options(_asked)
     assert "other" not in [option.name for option in options]
     given = signatures.parse(options, words)
-    default = {"names": ["a", "b"], "count": 3, "loud": True}
+    default = {"names": ("a", "b"), "count": 3, "loud": True}
     shown = {x: y for x, y in signatures.call(_asked, given, None).items() if y}
     assert shown == {x: y for x, y in {**default, **wanted}.items() if y}
 

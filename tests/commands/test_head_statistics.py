@@ -2,7 +2,6 @@
 
 import csv
 import json
-import pathlib
 import re
 import shutil
 
@@ -83,29 +82,6 @@ def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
     assert "means over 1 held-out example\n" in out
     assert "\n      1     0 " in out and "\n      0     0 " not in out
     assert (tmp_path / "here" / "head_statistics.csv").exists()
-    assert not (untrained / "attention").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "parts"),
-    [
-        (["--workdir=absent"], ["There is no run in absent"]),
-        (["--workdir={run}", "--step=7"], ["no checkpoint of step 7", "there are: 3"]),
-        (["--workdir={run}", "--layers=0,2"], ["layers must be", "0 to 1, got 2"]),
-        (["--workdir={run}", "--layers=first"], ["--layers=first", "integers"]),
-        (["--workdir={run}", "--examples=1", "--out=taken"], ["cannot be written"]),
-    ],
-)
-def test_a_mistake_takes_two_lines_and_status_2(untrained, capsys, arguments, parts):
-    pathlib.Path("taken").write_text("")
-    assert _run(*(x.format(run=untrained) for x in arguments)) == 2
-    out, told = capsys.readouterr()
-    assert out == ""
-    mistake = [line for line in told.splitlines() if not line.endswith("...")]
-    assert 1 <= len(mistake) <= 2
-    for part in parts:
-        assert part in told
-    assert not pathlib.Path("absent").exists()
     assert not (untrained / "attention").exists()
 
 

@@ -47,27 +47,3 @@ def test_heads_go_and_a_run_is_left(untrained, capsys):
     assert run.step == 0
     assert _run(f"--workdir={untrained}", *flags) == 2
     assert "holds a run; give an empty folder" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(
-    ("arguments", "part"),
-    [
-        (["--workdir=absent", "--keep=0.5"], "There is no run in absent"),
-        (["--workdir=run"], "Give --sweep, or one of --keep and --metric_drop"),
-        (["--workdir=run", "--keep=0.5", "--sizes=3"], "--sizes needs --sweep"),
-        (["--workdir=run", "--sweep", "--steps=3"], "--steps does not fit --sweep"),
-        (["--workdir=run", "--sweep", "--out=small"], "--out does not fit --sweep"),
-        (["--workdir=run", "--sweep", "--sizes=0"], "sizes must be an integer of at"),
-        (["--workdir=run", "--keep=2"], "keep must be a number in [0, 1]"),
-        (["--workdir=run", "--keep=half"], "keep"),
-    ],
-)
-def test_a_mistake_takes_two_lines_and_status_2(
-    untrained, arguments, part, tmp_path, monkeypatch, capsys
-):
-    monkeypatch.chdir(tmp_path)
-    assert _run(*arguments) == 2
-    out, told = capsys.readouterr()
-    assert out == "" and part in told
-    assert len(told.splitlines()) <= 2
-    assert list(tmp_path.iterdir()) == [untrained]

@@ -1,7 +1,6 @@
-"""Files of arrays say their sizes, which are checked before anything is unpacked."""
+"""Files of arrays: what they hold comes back, and other files are refused."""
 
 import io
-import struct
 import zipfile
 
 import jax.numpy as jnp
@@ -10,34 +9,6 @@ import pytest
 
 from mha_haiku.core import arrays
 from mha_haiku.core.checks import ConfigError
-
-GIB = 2**30
-
-
-def _npy(shape, content=b"", kind="<f4"):
-    """Returns an array's file that says a shape, whatever it holds."""
-    file = io.BytesIO()
-    header = {"descr": kind, "fortran_order": False, "shape": shape}
-    np.lib.format.write_array_header_2_0(file, header)
-    return file.getvalue() + content
-
-
-def _headed(header):
-    return b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
-
-
-def _archive(path, members, kind=zipfile.ZIP_DEFLATED):
-    with zipfile.ZipFile(path, "w", kind) as archive:
-        for name, content in members.items():
-            archive.writestr(f"{name}.npy", content)
-
-
-def _says(path, size):
-    """Overwrites what the directory of an archive says of unpacked sizes."""
-    content = bytearray(path.read_bytes())
-    at = content.index(b"PK\1\2")
-    content[at + 24 : at + 28] = struct.pack("<I", size)
-    path.write_bytes(content)
 
 
 @pytest.mark.parametrize("save", [np.savez, np.savez_compressed])
@@ -56,38 +27,18 @@ def test_arrays_of_an_archive_come_back(save, tmp_path):
             assert found[name].dtype == array.dtype
 
 
-@pytest.mark.parametrize(
-    ("members", "message"),
-    [
-        ({"a": _npy((2**24,), bytes(2**26))}, "would be 67,108,992 when unpacked"),
-        ({str(i): _npy((2**22,), bytes(2**24)) for i in range(4)}, "when unpacked"),
-        ({"a": _npy((400 * GIB,))}, r"\(429496729600,\) in 0 bytes"),
-        ({"a": _npy((2, 300 * GIB), bytes(64))}, "in 64 bytes"),
-        ({"a": _npy((2**63, 2**63), bytes(64))}, "in 64 bytes"),
-        ({"a": _npy((4,), bytes(8))}, "in 8 bytes"),
-        ({"a": _npy((1,), bytes(8), "|O")}, "holds objects"),
-        ({"a": _npy((10**18,), kind="|V0")}, r"\(1000000000000000000,\) in 0 bytes"),
-        ({"a": _npy((0, 10**21))}, "too large"),
-        ({"a": _headed(b"(" * 9000)}, "of plain arrays: ."),
-        ({"a": _headed(b"-" * 9000 + b"1")}, "of plain arrays: ."),
-        ({"a": b"no header"}, "magic string is not correct"),
-        ({"a": b"\x93NUMPY\x09\x00"}, "version"),
-    ],
-)
-def test_sizes_are_read_before_anything_is_unpacked(members, message, tmp_path):
+def test_what_is_no_archive_of_plain_arrays_is_refused(tmp_path):
     path = tmp_path / "x.npz"
-    _archive(path, members)
-    with pytest.raises(ConfigError, match=f"x.npz is not a readable .npz.*{message}"):
-        arrays.read_npz(path)
-
-
-def test_an_archive_that_lies_of_its_sizes_is_refused(tmp_path):
-    path = tmp_path / "x.npz"
-    content = _npy((2**20,), bytes(2**22))
-    _archive(path, {"a": content})
-    _says(path, len(content) // 1000)
-    with pytest.raises(ConfigError, match="not a readable"):
-        arrays.read_npz(path)
+    for write, message in (
+        (lambda: path.write_bytes(b"no archive"), "pickled"),
+        (lambda: np.savez(path, a=np.array([None], object)), "Object arrays cannot be"),
+        (lambda: path.write_bytes(path.read_bytes()[:-9]), "not a zip file"),
+        (lambda: zipfile.ZipFile(path, "w").writestr("a", "no array"), "a is not an"),
+    ):
+        write()
+        words = f"x.npz is not a readable .npz archive of plain arrays: .*{message}"
+        with pytest.raises(ConfigError, match=words):
+            arrays.read_npz(path)
 
 
 def test_arrays_of_a_file_come_back_and_others_may_read_it(tmp_path):

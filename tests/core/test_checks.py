@@ -124,19 +124,3 @@ def test_numbers_are_as_large_as_float32_holds():
     assert checks.number("x", -largest) == -largest
     with pytest.raises(ValueError, match="as float32 holds"):
         checks.number("x", 10**39)
-
-
-@pytest.mark.parametrize(
-    ("word", "known"),
-    [
-        *(("lama", "llama"), ("llamma", "llama"), ("Llama", "llama")),
-        *(("bret", "bert"), ("mistal", "mistral"), ("gpt-neox", "gpt_neox")),
-        *((word, None) for word in ("bart", "albert", "mllama", "mixtral", "gpt_neo")),
-        *((word, None) for word in ("olmo3", "olmo", "gpt", "gpt3", "gpt22", "vits")),
-        *((word, None) for word in ("yarn", "", "x" * 1000)),
-    ],
-)
-def test_only_a_slip_of_the_finger_is_taken_for_another_word(word, known):
-    words = "bert llama mistral olmo2 gpt2 gpt_neox vit default linear".split()
-    wanted = "" if known is None else f" Did you mean {known!r}?"
-    assert checks.meant(word, words) == wanted

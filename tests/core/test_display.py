@@ -18,10 +18,9 @@ MASKS = [
     masks.causal(),
     ~masks.causal(),
     masks.window(2, 1) & masks.padding([3, 7]),
-    (masks.causal() | masks.padding([2, 1])) & ~masks.dilated(2),
-    ~(masks.causal() & masks.window(2, None)) | masks.global_tokens([0, 3]),
+    (masks.causal() | masks.padding([2, 1])) & ~masks.window(2, 0),
+    ~(masks.causal() & masks.window(2, None)) | masks.padding([0, 3]),
     masks.window(None, 2),
-    masks.causal() | masks.dilated(3),
     masks.padding([3, 4], [1, 2]),
 ]
 

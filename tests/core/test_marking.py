@@ -44,7 +44,6 @@ def model_of(family, **fields):
 MODELS = {
     "looped": ("encoder", {}),
     "scanned": ("causal", {"scan_layers": True}),
-    "rematerialized": ("causal", {"scan_layers": True, "rematerialize": True}),
     "both halves": ("encoder_decoder", {}),
     "dropout": ("encoder", {"dropout_rate": 0.1}),
 }

@@ -10,11 +10,10 @@ import mha_haiku as mh
 from mha_haiku import heads, interop, models
 from mha_haiku.core import arrays, checks, sites
 from mha_haiku.interop import loading
-from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks import tokenization
-from tests import everyday
+from tests import everyday, pretrained
 from tests.interop import small_models
-from tests.tiny_runs import model_config, write_untrained
+from tests.tiny_runs import model_config
 
 
 def _stored(folder):
@@ -39,11 +38,8 @@ def test_what_was_loaded_saves_as_it_was_stored(case, tmp_path):
     if case == "bert_untied":  # which has a second bias that is read
         wanted["cls.predictions.bias"] = wanted["cls.predictions.decoder.bias"]
     for name, x in found.items():
-        if "roberta" in case and "position_embeddings" in name:
-            x, wanted[name] = x[2:], wanted[name][2:]  # rows of no position
         np.testing.assert_allclose(x, wanted[name], rtol=0, atol=2e-7)
     texts = [json.loads((x / "config.json").read_text()) for x in (before, after)]
-    del texts[1][loading.FILES]
     assert texts[0] == texts[1]
     again = interop.load(after)
     assert again.config == imported.config
@@ -62,10 +58,6 @@ def test_pruned_models_equal_gated_ones_and_are_saved_with_zeros(
     num_heads = imported.config.attention.num_heads
     keep = np.ones((2, num_heads), bool)
     keep[0, 1] = keep[1, 0] = keep[1, 2] = False
-    if imported.config.attention.qk_norm_over == "layer":  # its heads share a norm
-        with pytest.raises(ValueError, match="Ablate the head instead"):
-            heads.prune(imported.params, imported.config, keep)
-        return
     params, config = heads.prune(imported.params, imported.config, keep)
     whole = interop.load(interop.save(tmp_path / "whole", config, params))
     assert "3 pruned heads are written with weights of 0" in caplog.text
@@ -98,10 +90,11 @@ def test_pruned_models_equal_gated_ones_and_are_saved_with_zeros(
 
 
 @pytest.mark.slow
-def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_and_scanned_layers_save_as_they_are(dtype, tmp_path):
     folder = small_models.write(tmp_path, "qwen2")
-    imported = interop.load(folder, dtype="bfloat16")
-    assert {x.dtype.name for x in jax.tree.leaves(imported.params)} == {"bfloat16"}
+    imported = interop.load(folder, dtype=dtype)
+    assert {x.dtype.name for x in jax.tree.leaves(imported.params)} == {dtype}
     stacked = models.stacked(imported.params)
     scanned = imported.config.replace(scan_layers=True)
     interop.save(tmp_path / "saved", scanned, stacked)
@@ -109,13 +102,17 @@ def test_half_precision_and_scanned_layers_save_as_they_are(tmp_path):
     wanted = _stored(folder)
     assert set(found) == set(wanted)
     for name, x in found.items():
-        assert x.dtype.name == "bfloat16"
+        assert x.dtype.name == dtype
         np.testing.assert_array_equal(x, wanted[name].astype(x.dtype))
+    # What is stored in half precision loads as float32, too.
+    whole = interop.load(tmp_path / "saved").params
+    for x, y in zip(*map(jax.tree.leaves, (whole, imported.params)), strict=True):
+        assert x.dtype == np.float32
+        np.testing.assert_array_equal(x, y.astype(np.float32))
 
 
-@pytest.mark.parametrize("case", ["gemma", "gemma3"])
-def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(case, tmp_path):
-    folder = small_models.write(tmp_path, case)
+def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(tmp_path):
+    folder = small_models.write(tmp_path, "gemma")
     wanted = {
         # About what 1 + x rounds away.
         name: (x * (0.004 if "norm" in name else 1)).astype("bfloat16")
@@ -123,21 +120,12 @@ def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(case, tm
     }
     arrays.write_safetensors(folder / "model.safetensors", wanted)
     imported = interop.load(folder, dtype="bfloat16")
-    scales = [
-        (module, x)
-        for module, leaves in imported.params.items()
-        for name, x in leaves.items()
-        if name == "scale"
-    ]
-    assert len(scales) == sum("norm" in name for name in wanted)
-    scale = dict(scales)["encoder/layer_1/norm_1"]
+    leaves = loading.flat(imported.params)
+    dtypes = {(name.endswith("scale"), x.dtype.name) for name, x in leaves.items()}
+    assert dtypes == {(True, "float32"), (False, "bfloat16")}
+    scale = leaves["encoder/layer_1/norm_1/scale"]
     stored = wanted["model.layers.1.input_layernorm.weight"].astype(float)
     np.testing.assert_allclose(np.asarray(scale, float) - 1, stored, rtol=0, atol=6e-8)
-    for module, leaves in imported.params.items():
-        for name, x in leaves.items():
-            assert x.dtype.name == ("float32" if name == "scale" else "bfloat16"), (
-                module
-            )
     interop.save(tmp_path / "saved", imported.config, imported.params)
     found = _stored(tmp_path / "saved")
     assert set(found) == set(wanted)
@@ -162,7 +150,7 @@ def _random(config, num_tokens=7, num_classes=None, feature_size=None):
     [
         ("llama", dict(num_layers=1), "num_layers = 1 for 2"),
         ("gpt2", dict(attention=dict(scale=2.0)), "attention.scale = 2.0 for 0.4"),
-        ("gemma3", dict(attention=dict(window=None)), "attention.window = None for"),
+        ("mistral", dict(attention=dict(window=None)), "attention.window = None for"),
         ("bert", dict(embedding=dict(segments=0)), "embedding.segments = 0 for 5"),
         ("llama", dict(embedding=dict(positions="alibi")), "'alibi' for 'rotary'"),
     ],
@@ -183,30 +171,16 @@ def test_a_config_that_is_not_that_of_the_file_is_refused(
     jax.tree.map(np.testing.assert_array_equal, again.params, params)
 
 
-@pytest.mark.parametrize("with_bias", [True, False])
-def test_tied_logits_of_fewer_classes_than_tokens(with_bias, tmp_path):
-    config = model_config(
-        attention__num_heads=2,
-        model_size=8,
-        output=dict(tied=True, with_bias=with_bias, hidden="gelu", norm=True),
-    )
+def test_tied_logits_of_fewer_classes_than_tokens(tmp_path):
+    output = dict(tied=True, with_bias=False, hidden="gelu", norm=True)
+    config = model_config(attention__num_heads=2, model_size=8, output=output)
     params, sizes = _random(config, 7, 5)
     # Without a bias parameters do not show how many classes there are.
-    options = {} if with_bias else {"num_classes": 5}
-    if not with_bias:
-        with pytest.raises(checks.ConfigError, match="num_classes must be given"):
-            interop.save(tmp_path / "1", config, params)
+    with pytest.raises(checks.ConfigError, match="num_classes must be given"):
+        interop.save(tmp_path, config, params)
     model = models.build(config, **sizes._asdict())
     subject = mh.subjects.Subject(model, params, "classes")
-    for folder in (
-        interop.save(tmp_path / "1", config, params, **options),
-        subject.save(tmp_path / "2"),
-    ):
-        again = interop.load(folder)
-        tokens = np.arange(6)[None]
-        found = again.model.apply(again.params, None, tokens, is_training=False)
-        wanted = model.apply(params, None, tokens, is_training=False)
-        np.testing.assert_array_equal(found.logits, wanted.logits)
+    assert interop.load(subject.save(tmp_path)).model.num_classes == 5
 
 
 @pytest.mark.parametrize("is_tied", [False, True])
@@ -232,10 +206,6 @@ def test_parameters_of_another_model_are_refused(tmp_path):
     extra = {**params, "other": {"w": np.zeros(3)}}
     with pytest.raises(checks.ConfigError, match="it also has other/w"):
         interop.save(tmp_path / "saved", imported.config, extra)
-    del params["encoder/norm"]
-    message = "it lacks encoder/norm/offset, encoder/norm/scale"
-    with pytest.raises(checks.ConfigError, match=message):
-        interop.save(tmp_path / "saved", imported.config, params)
     more = {"embeddings": np.zeros((33, 24), np.float32)}  # two words more
     params = {**imported.params, "embedding": more}
     with pytest.raises(checks.ConfigError, match=r"of shape \(31, 24\), got \(33, 24"):
@@ -247,75 +217,36 @@ def test_tokenizers_trained_here_come_back_with_a_model(tmp_path, kind):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
     text = "two \n\nlines\r\n and\u2028more, \n"
     trained = tokenization.TRAINERS[kind](text, 260)
-    folder, model = tmp_path / "own", (imported.config, imported.params)
-    interop.save(folder, *model, tokenizer=trained, own_layout=True)
-    again = tokenization.read_file(folder / "tokenizer.json")
-    for part in (text, text[3:], " \n"):
-        tokens = trained.encode(part)
-        np.testing.assert_array_equal(again.encode(part), tokens)
-        assert again.decode(tokens) == part
-    interop.save(folder, *model, own_layout=True)
-    assert interop.load(folder).tokenizer is None
+    model = imported.config, imported.params
+    saved = interop.save(tmp_path / "own", *model, tokenizer=trained, own_layout=True)
+    again = tokenization.read_file(saved / "tokenizer.json")
+    np.testing.assert_array_equal(again.encode(text), trained.encode(text))
+    if kind == "characters":  # which no transformers reads
+        with pytest.raises(checks.ConfigError, match="has no tokenizer.json"):
+            interop.save(tmp_path / "theirs", *model, tokenizer=trained)
+        assert not (tmp_path / "theirs").exists()
 
 
-@pytest.mark.parametrize(
-    "name", ["tokenizer.json", "model.safetensors", "README.md", ".git"]
-)
-def test_files_of_others_stay(name, tmp_path):
+def test_a_folder_with_files_is_never_written_into(tmp_path):
     imported = interop.load(small_models.write(tmp_path, "gpt2"))
-    folder = tmp_path / "own"
-    saved = interop.save(folder, imported.config, imported.params)
-    interop.save(saved, imported.config, imported.params)  # its own are replaced
-    (folder / ".model.safetensors.7.partial").write_text("of a killed process")
-    interop.save(saved, imported.config, imported.params, own_layout=True)
-    if name == "README.md":  # next to what save wrote
-        (folder / name).write_text("mine")
-    else:
-        folder = tmp_path / "theirs"
-        folder.mkdir()
-        (folder / name).write_text("mine")
-    with pytest.raises(checks.ConfigError, match=f"holds {name}, which save did not"):
-        interop.save(folder, imported.config, imported.params)
-    assert (folder / name).read_text() == "mine"
-
-
-def test_downloaded_models_and_runs_are_not_overwritten(tmp_path, make_config):
-    downloaded = small_models.write(tmp_path, "gpt2")
-    imported = interop.load(downloaded)
-    run = write_untrained(tmp_path / "run", make_config())
-    (tmp_path / "list.json").write_text("[]")
-    file = tmp_path / "file"
+    folder, file = tmp_path / "theirs", tmp_path / "file"
+    folder.mkdir()
+    (folder / ".git").write_text("mine")
     file.write_text("mine")
-    for folder, message in (
-        (downloaded, "holds config.json"),
-        (run, "holds checkpoints, config.json"),
-        (file, "must be a folder, got the file"),
-    ):
-        with pytest.raises(checks.ConfigError, match=message):
-            interop.save(folder, imported.config, imported.params)
-    assert interop.load(downloaded).config == imported.config
-    assert folders.load_run(run).step == 3
+    saved = interop.save(tmp_path / "saved", imported.config, imported.params)
+    for path in (folder, file, saved, tmp_path):
+        with pytest.raises(checks.ConfigError, match="must be a new or an empty folde"):
+            interop.save(path, imported.config, imported.params)
+    assert (folder / ".git").read_text() == file.read_text() == "mine"
+    assert interop.load(tmp_path).config == imported.config
 
 
-def test_a_save_that_is_killed_can_be_done_again(tmp_path, monkeypatch):
-    imported = interop.load(small_models.write(tmp_path, "gpt2"))
-    model, folder = (imported.config, imported.params), tmp_path / "saved"
-    interop.save(folder, *model)
-
-    def killed(*_):
-        raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(arrays, "write_safetensors", killed)
-        interop.save(folder, *model)
-    with pytest.raises(checks.ConfigError, match="has no model.safetensors"):
-        interop.load(folder)
-    assert interop.load(interop.save(folder, *model)).config == imported.config
-
-
-def test_tokenizers_go_along(tmp_path):
-    imported = interop.load(small_models.write(tmp_path, "gpt2"))
-    own = tokenization.Characters.train("abc", 10)
-    with pytest.raises(checks.ConfigError, match="characters has no tokenizer.json"):
-        interop.save(tmp_path / "s", imported.config, imported.params, tokenizer=own)
-    assert not (tmp_path / "s").exists()
+@pytest.mark.parametrize("own_layout", [False, True])
+def test_all_end_tokens_are_saved(own_layout, tmp_path):
+    source = small_models.write(tmp_path, "gpt2")
+    pretrained.words().save(str(source / "tokenizer.json"))
+    (source / "generation_config.json").write_text('{"eos_token_id": [3, 7]}')
+    config, params, tokenizer, _ = interop.load(source)
+    options = dict(tokenizer=tokenizer, own_layout=own_layout)
+    saved = interop.save(tmp_path / "saved", config, params, **options)
+    assert interop.load(saved).tokenizer.end_tokens == (3, 7)

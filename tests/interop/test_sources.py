@@ -51,10 +51,17 @@ def test_folder_file_shards_and_package_give_the_same(folder, tmp_path, monkeypa
     # An installed package: its files lie next to its code, which is not run.
     package = tmp_path / "site" / "some_model"
     package.mkdir(parents=True)
+    about = tmp_path / "site" / "some_model-1.0.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Name: some-model\nVersion: 1.0\n")
+    names = ("config.json", "model.safetensors")
+    (about / "RECORD").write_text("".join(f"some_model/{name},,\n" for name in names))
     (package / "__init__.py").write_text("raise RuntimeError('was run')")
-    for name in ("config.json", "model.safetensors"):
+    for name in names:
         (package / name).write_bytes((folder / name).read_bytes())
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    with pytest.raises(ValueError, match="dtype must be .* got int32"):
+        interop.load(folder, dtype="int32")
     _same(interop.load("package:some-model"), wanted)
     assert "some_model" not in sys.modules
     # In two files with an index.
@@ -87,31 +94,6 @@ def test_shards_lie_in_the_folder_of_their_index_or_below(tmp_path):
         index.write_text(json.dumps({"weight_map": {"a": file}}))
         with pytest.raises(checks.ConfigError, match="in its folder or below, got"):
             arrays.read_shards(index)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_loads_as_either(folder, dtype):
-    whole = interop.load(folder)
-
-    def change(found):
-        for name, x in found.items():
-            found[name] = x.astype(jax.numpy.dtype(dtype))
-
-    _rewrite(folder, change)
-    half = interop.load(folder)
-    kept = interop.load(folder, dtype=dtype)
-    for x, y, z in zip(
-        *(jax.tree.leaves(each.params) for each in (whole, half, kept)), strict=True
-    ):
-        assert (y.dtype, z.dtype) == (np.float32, dtype)
-        np.testing.assert_array_equal(y, x.astype(dtype).astype(np.float32))
-        np.testing.assert_array_equal(z, x.astype(dtype))
-
-
-def test_parameters_are_no_integers(folder):
-    with pytest.raises(ValueError, match="dtype must be .* got int32"):
-        interop.load(folder, dtype="int32")
 
 
 def test_older_names_and_buffers_are_known(folder):
@@ -176,38 +158,6 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
 
 
 @pytest.mark.parametrize(
-    ("dtype", "shape"),
-    [("F32", [2**63, 0]), ("F32", [0, 24]), ("F32", [1] * 70), ("F8_E8M0", [4])],
-)
-def test_a_copy_that_is_no_array_is_one_error(folder, dtype, shape):
-    more = b"" if 0 in shape else bytes(4)
-
-    def add(header):
-        end = max(x["data_offsets"][1] for x in header.values() if "dtype" in x)
-        about = {"dtype": dtype, "shape": shape}
-        header["lm_head.weight"] = about | {"data_offsets": [end, end + len(more)]}
-
-    _change_header(folder, add, more)
-    _refused(folder, "ties lm_head.weight to transformer.wte.weight")
-
-
-def test_untied_words_may_repeat_their_bias(tmp_path):
-    wanted = interop.load(small_models.write(tmp_path, "bert"))
-    table = np.array(wanted.params["embedding"]["embeddings"])
-
-    def change(found):
-        found["cls.predictions.decoder.weight"] = table
-        found["cls.predictions.decoder.bias"] = np.array(found["cls.predictions.bias"])
-
-    _rewrite(tmp_path, change)
-    _same(interop.load(tmp_path), wanted)
-    _set(tmp_path, tie_word_embeddings=False)
-    untied = interop.load(tmp_path).params["logits"]
-    np.testing.assert_array_equal(untied["w"], table.T)
-    np.testing.assert_array_equal(untied["b"], wanted.params["logits"]["b"])
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         (
@@ -220,13 +170,13 @@ def test_untied_words_may_repeat_their_bias(tmp_path):
         ),
         (
             lambda x: x.update({"transformer.wpe.weight": np.ones((13, 24))}),
-            r"transformer.wpe.weight of shape \(13, 24\); .* needs \(14, 24\)",
+            r"transformer.wpe.weight of shape \(13, 24\), .* fit the \(14, 24\) that",
         ),
         (
             lambda x: x.update(
                 {"transformer.h.1.attn.c_attn.weight": np.ones((72, 24))}
             ),
-            r"h.1.attn.c_attn.weight of shape \(72, 24\); .* needs \(24, 72\)",
+            r"h.1.attn.c_attn.weight of shape \(72, 24\), which does not fit",
         ),
     ],
 )
@@ -238,22 +188,16 @@ def test_arrays_that_do_not_fit_are_named(folder, change, message):
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "gpt3"}, "model_type.* must be one of bert, .* got 'gpt3'.$"),
+        ({"model_type": "gpt3"}, "model_type.* must be one of bert, .* got 'gpt3'"),
         ({"architectures": ["GPT2LMHedModel"]}, "Did you mean 'GPT2LMHeadModel'"),
         ({"add_cross_attention": True}, "add_cross_attention = True is not supported"),
         ({"quantization_config": {"bits": 4}}, "quantization_config = .* not supp"),
         ({"activation_function": "mish"}, "activation_function must be one of gelu"),
         *(
             ({"architectures": value}, "architectures must be")
-            for value in (5, "GPT2LMHeadModel", {"a": 1}, [5], [["a"]], [None])
+            for value in (5, {"a": 1}, [5], [["a"]], [None], None, [])
         ),
         ({"n_head": 5}, "must divide model_size"),
-        ({"model_type": "olmo3"}, "got 'olmo3'.$"),
-        ({"model_type": "bart"}, "got 'bart'.$"),
-        ({"model_type": "gpt"}, "got 'gpt'.$"),
-        ({"model_type": "lama"}, "got 'lama'. Did you mean 'llama'"),
-        ({"architectures": ["GPT2ForSequenceClassification"]}, "Classification'.$"),
-        ({"activation_function": "gelu_13"}, "got 'gelu_13'.$"),
     ],
 )
 def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
@@ -261,27 +205,19 @@ def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
     _refused(folder, message)
 
 
-_WIDE = {"n_embd": 100_000, "n_head": 100_000}
-
-
 @pytest.mark.parametrize(
-    ("case", "fields"),
+    ("case", "fields", "message"),
     [
-        ("gpt2", _WIDE),
-        ("gpt2", {"n_layer": 10_000}),
-        ("gpt2", {"n_positions": 2**24}),
-        ("llama", {"head_dim": 2**20}),
-        ("llama", {"num_attention_heads": 2**20, "num_key_value_heads": 1}),
-        ("llama", {"intermediate_size": 2**22}),
-        ("gemma3", {"num_hidden_layers": 10_000, "layer_types": None}),
-        ("bert", {"vocab_size": 2**31 - 1}),
-        ("bert_classes", {"id2label": None, "num_labels": 2**31 - 1}),
+        ("gpt2", {"n_embd": 100_000, "n_head": 100_000}, "does not fit"),
+        ("gpt2", {"n_layer": 10_000}, "too few for the 10000 layers"),
+        ("gpt_neox", {"num_attention_heads": 2**19, "hidden_size": 2**20}, "not fit"),
+        ("bert_classes", {"num_labels": 2**31 - 1}, "does not fit"),
     ],
 )
-def test_sizes_are_at_most_what_the_arrays_hold(case, fields, tmp_path):
+def test_sizes_beyond_the_arrays_are_refused_at_once(case, fields, message, tmp_path):
     small_models.write(tmp_path, case)
     _set(tmp_path, **fields)
-    _refused(tmp_path, "sizes in config.json need at least [0-9]+ numbers, and there")
+    _refused(tmp_path, message)
 
 
 def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
@@ -291,18 +227,15 @@ def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
     stored = json.loads(file.read_text())
     sizes, model = stored["sizes"], stored["model"]
     for change, message in (
-        ({"model": {**model, "num_layers": 10_000}}, "need at least"),
-        ({"model": {**model, "attention.key_size": 2**20}}, "need at least"),
+        ({"model": {**model, "num_layers": 10_000}}, "too few for the 10000 layers"),
         ({"model": {**model, "norm.epsilon": 10**400}}, "epsilon must be a finite num"),
         ({"model": {"a": 1, "a.b": 2}}, "a of a.b has both a value and fields"),
-        ({"model": {"a.b": 2, "a": 1}}, "a has both a value and fields"),
-        ({"model": 5}, "model must be an object of fields, got 5"),
-        ({"sizes": None}, "sizes must be an object of fields, got None"),
-        ({"sizes": {"num_tokens": 31}}, "sizes must be num_classes and num_tok"),
-        ({"sizes": {**sizes, "feature_size": 5}}, "sizes must be num_classes and n"),
+        ({"model": 5}, "model must be a mapping, got int"),
+        ({"sizes": None}, "sizes must be a Sizes, got NoneType"),
+        ({"sizes": {"num_tokens": 31}}, "sizes is incomplete"),
+        ({"sizes": {**sizes, "feature_size": 5}}, "must have num_tokens or feature"),
         ({"sizes": {**sizes, "num_tokens": "x"}}, "num_tokens must be an integer"),
-        ({"sizes": {**sizes, "num_classes": None}}, "num_classes must be an integer"),
-        ({"sizes": {**sizes, "num_tokens": 2**31 - 1}}, "need at least"),
+        ({"sizes": {**sizes, "num_tokens": 2**31 - 1}}, "does not fit"),
     ):
         file.write_text(json.dumps({**stored, **change}))
         _refused(tmp_path / "own", message)
@@ -326,14 +259,7 @@ _BIASES = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x: x[_BIASES[0]].update(shape=[25]), "is damaged"),
-        (lambda x: x[_BIASES[0]].update(x[_BIASES[1]]), "is damaged"),
-        (lambda x: x[_BIASES[0]].update(data_offsets="ab"), "is damaged"),
         (lambda x: x[_BIASES[0]].update(dtype="I32"), "must be of floats, got int32"),
-        (
-            lambda x: f'{json.dumps(x)[:-1]}, "a": {x[_BIASES[0]]}}}'.replace("'", '"'),
-            "is damaged",
-        ),
         (
             lambda x: json.dumps(x).replace(
                 f'"{_BIASES[0]}"', f'"{_BIASES[1]}": {json.dumps(x[_BIASES[0]])}, "a"'
@@ -341,7 +267,6 @@ _BIASES = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
             f"repeats names: {_BIASES[1]}",
         ),
         (lambda x: "[1, 2]", "is damaged"),
-        (lambda x: "[" * 100_000, "is damaged"),
     ],
 )
 def test_damaged_headers_are_refused(folder, change, message):
@@ -357,31 +282,7 @@ def test_files_of_another_size_are_damaged(folder):
         _refused(folder, "is damaged, cut off or not a safetensors file")
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_weights_without_a_number_are_damage(folder, dtype):
-    name = "transformer.h.1.ln_1.bias"
-
-    def change(found):
-        found[name] = np.full(24, np.nan, jax.numpy.dtype(dtype))
-
-    _rewrite(folder, change)
-    _refused(folder, f"damaged: {name} is NaN throughout")
-
-
-def test_a_weight_without_a_number_is_named(folder, caplog):
-    name = "transformer.h.1.ln_1.bias"
-
-    def change(found):
-        found[name][[3, 5]] = np.nan
-
-    interop.load(folder)
-    assert not caplog.text
-    _rewrite(folder, change)
-    interop.load(folder)
-    assert f"{name} is NaN in 2 of 24 places" in caplog.text
-
-
-@pytest.mark.parametrize("files", [5, {}, {"a": ["b"]}, {"a": 5}, {"a": None}])
+@pytest.mark.parametrize("files", [5, {}, {"a": 5}])
 def test_an_index_without_names_of_files_is_damaged(folder, files):
     (folder / "model.safetensors").unlink()
     index = folder / "model.safetensors.index.json"
@@ -423,40 +324,30 @@ def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
     _refused("somebody/model", "needs huggingface_hub: pip install")
 
 
-def test_the_hub_out_of_reach_is_a_clear_error(monkeypatch):
+def test_names_on_the_hub_are_fetched_without_pickled_files(folder, monkeypatch):
     hub = pytest.importorskip("huggingface_hub")
 
-    def fail(name, allow_patterns):
+    def fetch(name, allow_patterns):
         assert name == "somebody/model" and "model*.safetensors" in allow_patterns
         assert not any("*.bin" in each or each == "*" for each in allow_patterns)
+        return str(folder)
+
+    def fail(*_, **__):
         raise OSError("no network\nhere")
 
-    monkeypatch.setattr(hub, "snapshot_download", fail)
-    _refused(
-        "somebody/model", "could not be fetched from the hub.\nOSError: no network"
-    )
-
-
-def test_names_on_the_hub_are_fetched(folder, monkeypatch):
-    hub = pytest.importorskip("huggingface_hub")
-    monkeypatch.setattr(hub, "snapshot_download", lambda name, **_: str(folder))
+    monkeypatch.setattr(hub, "snapshot_download", fetch)
     _same(interop.load("somebody/model"), interop.load(folder))
+    monkeypatch.setattr(hub, "snapshot_download", fail)
+    message = "could not be fetched from the hub.\nOSError: no network"
+    _refused("somebody/model", message)
 
 
 @pytest.mark.parametrize(
     ("card", "name", "title"),
     [
-        (
-            "---\nlanguage: en\n---\n\n# all-Small-v2\nText.\n# Usage",
-            "model",
-            "all-Small-v2",
-        ),
-        ("# A model of sentences\n", "model", "model"),
-        ("# My small model\n\n```sh\n# Install\npip\n```\n# Usage\n", "model", "model"),
-        ("---\n# Fields\n---\n~~~\n# Code\n~~~\n# Small \n", "model", "Small"),
-        ("```sh\n# Code\n", "model", "model"),
+        (b"---\nlanguage: en\n---\n\n# Small-v2\nText.", "model", "Small-v2"),
+        (b"# A model of sentences\n", "model", "model"),
         (b"caf\xe9\r\n# Small\r\n", "model", "Small"),
-        (None, "model", "model"),
         (None, "Small-2B.Q4_1.gguf", "Small-2B.Q4_1"),
     ],
 )
@@ -464,6 +355,5 @@ def test_a_source_has_the_name_of_its_card_or_of_its_place(tmp_path, card, name,
     folder = tmp_path / name
     folder.mkdir()
     if card is not None:
-        card = card if isinstance(card, bytes) else card.encode()
         (folder / "README.md").write_bytes(card)
     assert sources.Source(str(folder), {}, {}, lambda rows: None, folder).title == title

@@ -101,7 +101,6 @@ class Layer(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.blocks = torch.nn.ModuleList([torch.nn.Linear(8, 24), torch.nn.Dropout()])
-        self.fails = False
 
     def forward(self, x, attention_mask=None):
         parts = self.blocks[0](x).chunk(3, -1)
@@ -111,8 +110,6 @@ class Layer(torch.nn.Module):
         mask = None
         if attention_mask is not None:
             mask = attention_mask[:, None, None].bool()
-        if self.fails:
-            raise RuntimeError("on purpose")
         heads = torch.nn.functional.scaled_dot_product_attention(
             query, key, value, attn_mask=mask
         )
@@ -176,27 +173,6 @@ def test_a_module_stays_as_it_is():
     assert module.config._experts_implementation != "batched_mm"
 
 
-def test_no_scope_stays_open_where_a_module_fails():
-    module = Model()
-    module.layers[1].fails = True
-    with pytest.raises(RuntimeError, match="on purpose"):
-        mh.wrap(module).logits(features(B, S, 8))
-    stack = jax.make_jaxpr(jnp.sin)(1.0).eqns[0].source_info.name_stack
-    assert str(stack) == ""
-
-
-@pytest.mark.slow
-def test_lengths_become_the_mask_and_padding_is_not_felt():
-    module, x = Model().eval(), features(B, S, 8)
-    example = mh.tasks.Example(x, None, None, np.array([S, 3], np.int32))
-    subject = mh.wrap(module)
-    close(subject.logits(example)[1, :3], subject.logits(x[1:, :3])[0])
-    weights = subject.maps(example)["layers_0/map"].weights()
-    assert (weights[1, ..., 3:] == 0).all()
-    with pytest.raises(ValueError, match="Linear takes no attention_mask"):
-        mh.wrap(torch.nn.Linear(8, 8)).logits(example)
-
-
 class Function(torch.nn.Module):
     """A function of a module and of an embedding `[B, T, 8]` of tokens `[B, T]`."""
 
@@ -226,21 +202,12 @@ class Results:
     logits: Any
 
 
-@dataclasses.dataclass
-class Hidden:
-    cache: Any
-    hidden: Any
-
-
 OUTPUTS = {
     "mapping": lambda x: {"loss": None, "hidden": x + 1, "logits": x},
-    "no logits": lambda x: {"logits": None, "hidden": x},
     "named tuple": lambda x: Fields(x + 1, x),
     "dataclass": lambda x: Results(x + 1, x),
-    "dataclass without logits": lambda x: Hidden(None, x),
+    "dataclass without logits": lambda x: Results(x, None),
     "tuple": lambda x: (None, x, x + 1),
-    "nested": lambda x: [None, Results(None, (None, x))],
-    "list": lambda x: [x, x + 1],
 }
 
 
@@ -277,24 +244,18 @@ def test_tensors_made_without_a_device_are_constants():
     assert mh.wrap(half).logits(np.ones((B, S), int)).dtype == jnp.bfloat16
 
 
-NORMS = torch.nn.utils.parametrizations
-PARAMETRIZED = {
-    "weight": NORMS.weight_norm,
-    "spectral": NORMS.spectral_norm,
-    "by a hook": torch.nn.utils.weight_norm,
-}
-
-
-@pytest.mark.parametrize("kind", PARAMETRIZED)
-def test_parametrized_weights_are_computed_of_their_parameters(kind):
+@pytest.mark.parametrize(
+    "norm",
+    [torch.nn.utils.weight_norm, torch.nn.utils.parametrizations.spectral_norm],
+)
+def test_parametrized_weights_are_computed_of_their_parameters(norm):
     module = Function(lambda module, x: module.inner(x)).eval()
-    module.inner = PARAMETRIZED[kind](torch.nn.Linear(8, 8))
+    module.inner = norm(torch.nn.Linear(8, 8))
     before = {name: x.clone() for name, x in module.state_dict().items()}
     _like_torch(module)
-    params = mh.wrap(module).params
     names = {name for name, _ in module.named_parameters()}
     names |= {name for name, _ in module.named_buffers()}
-    assert names == params.keys() - {"inner.weight"}
+    assert names == mh.wrap(module).params.keys() - {"inner.weight"}
     chex.assert_trees_all_equal(before, dict(module.state_dict()))
 
 
@@ -303,9 +264,9 @@ class Anything(Function):
         return super().forward(*args, **kwargs)
 
 
-class InPlace(Function):
-    def forward(self, tokens, unused=None, shift=0, /, *, factor=1):
-        return super().forward(tokens) * factor + shift
+class ByPlace(Function):
+    def forward(self, tokens, unused=None, /, *, factor=1):
+        return super().forward(tokens) * factor
 
 
 class Keywords(Function):
@@ -313,35 +274,22 @@ class Keywords(Function):
         return super().forward(kwargs["input_ids"])
 
 
-def test_inputs_are_passed_by_place_where_they_have_no_keyword():
-    for kind in (Anything, InPlace):
-        _like_torch(kind(lambda _, x: x))
-    tokens = np.ones((B, S), int)
-    module = InPlace(lambda _, x: x)
-    wanted = module(torch.as_tensor(tokens), None, 2, factor=3).detach()
-    given = {"tokens": tokens, "shift": np.full(1, 2), "factor": np.full(1, 3)}
-    close(mh.wrap(module).logits(given), wanted)
-    module = Keywords(lambda _, x: x)
-    wanted = module(input_ids=torch.as_tensor(tokens)).detach()
-    for given in (tokens, {"input_ids": tokens}):
+@pytest.mark.parametrize("kind", [Anything, ByPlace, Keywords])
+def test_inputs_are_passed_by_place_where_they_have_no_keyword(kind):
+    module, tokens = kind(lambda _, x: x), np.ones((B, S), int)
+    wanted = module.embed.weight.detach()[tokens]
+    name = {Anything: "args", ByPlace: "tokens", Keywords: "input_ids"}[kind]
+    for given in (tokens, {name: tokens}):
         close(mh.wrap(module).logits(given), wanted)
+    if kind is ByPlace:
+        given = {name: tokens, "factor": np.full(1, 3)}
+        close(mh.wrap(module).logits(given), 3 * wanted)
 
 
-def test_a_module_is_taken_out_of_those_that_compile_or_spread_it(monkeypatch):
-    # As before torchax names itself a device.
-    spreading = sys.modules[torch.nn.DataParallel.__module__]
-    monkeypatch.setattr(spreading, "_get_available_device_type", lambda: None)
-    module, x = Model().eval(), features(B, S, 8)
-    module.layers[1] = torch.compile(module.layers[1], backend="eager")
-    for whole in (
-        torch.compile(module, backend="eager"),
-        torch.nn.DataParallel(module),
-    ):
-        subject = mh.wrap(whole)
-        assert "Model of PyTorch" in repr(subject)
-        assert {name.rpartition("/")[0] for name in subject.sites(x)} == set(PATHS)
-        assert subject.params.keys() == dict(Model().named_parameters()).keys()
-        assert hasattr(module.layers[1], "_orig_mod")
+def test_a_compiled_module_is_the_module():
+    subject = mh.wrap(torch.compile(Model().eval(), backend="eager"))
+    assert "Model of PyTorch" in repr(subject)
+    assert subject.params.keys() == dict(Model().named_parameters()).keys()
 
 
 def test_a_module_may_keep_what_it_computed():
@@ -376,17 +324,19 @@ def test_what_is_computed_is_not_written_into_a_constant():
 
 
 @pytest.mark.slow
-def test_mask_of_padding_at_the_end_becomes_lengths():
-    mask = np.arange(S) < np.array([[S], [3]])
-    x = features(B, S, 8)
+def test_lengths_become_the_mask_and_a_mask_of_padding_at_the_end_lengths():
+    mask, x = np.arange(S) < np.array([[S], [3]]), features(B, S, 8)
     subject = mh.wrap(Model(), examples=[{"x": x, "attention_mask": mask}])
-    assert subject.batches[0].lengths.tolist() == [S, 3]
-    assert not subject.batches[0].others
+    (example,) = subject.batches
+    assert example.lengths.tolist() == [S, 3] and not example.others
+    close(subject.logits(example)[1, :3], subject.logits(x[1:, :3])[0])
+    assert (subject.maps(example)["layers_0/map"].weights()[1, ..., 3:] == 0).all()
+    with pytest.raises(ValueError, match="Linear takes no attention_mask"):
+        mh.wrap(torch.nn.Linear(8, 8)).logits(example)
     # Another mask stays what it is.
     given = {"x": x, "attention_mask": mask[:, ::-1]}
-    subject = mh.wrap(Model(), examples=[given])
-    assert subject.batches[0].lengths is None
-    assert list(subject.batches[0].others) == ["attention_mask"]
+    (example,) = mh.wrap(Model(), examples=[given]).batches
+    assert example.lengths is None and list(example.others) == ["attention_mask"]
     assert (subject.maps(given)[0].weights()[1, ..., : S - 3] == 0).all()
     with pytest.raises(ValueError, match="inputs must have x, got y"):
         subject.maps({"y": x})
@@ -479,122 +429,79 @@ def test_encoder_decoder_and_cross_attention_are_kinds(translating):
     assert found.key_tokens == (("a", "b", "c", "</s>"),)
     page = found.show()
     assert "cross block_1" in page._repr_html_()
-    importance = translating.importance("gradient")
-    assert [layer.name for layer in importance.layers] == [
+    assert [layer.name for layer in translating.roles().layers] == [
         f"{kind} {i}" for kind in ("encoder", "decoder", "cross") for i in range(2)
     ]
-    roles = translating.roles()
-    assert roles.layers == importance.layers
-
-
-@pytest.mark.slow
-def test_a_model_of_a_text_needs_no_axis_of_a_batch():
-    # Both fold the batch and the heads, of which one axis of size 1 does not return.
-    for name in ("bloom", "deberta"):
-        given = CASES[name].inputs()["input_ids"][:1]
-        subject = mh.wrap(
-            torch_families.make(CASES[name]),
-            examples=[given],
-            metric=lambda x, _: _squares(x),
-        )
-        assert subject.importance("gradient").mean.shape == (2, H)
 
 
 @pytest.mark.parametrize(
-    ("name", "most"),
-    [("gpt2", 16), ("opt", 16), ("roberta", 14), ("gptj", 16), ("bart", 16)],
+    ("name", "most"), [("gpt2", 16), ("roberta", 14), ("gptj", 16), ("bart", 16)]
 )
 def test_positions_and_tokens_that_torch_refuses_are_refused(name, most):
-    case = CASES[name]
-    model = torch_families.make(case)
-    subject, others = mh.wrap(model), dict(case.inputs())
-    del others["input_ids"]
-    others.pop("attention_mask", None)
-
-    def given(length, token=4):
-        rows = np.full((B, length), 3)
-        rows[-1, -1] = token
-        return {"input_ids": rows, **others}
-
-    by_torch(model, given(most))
-    assert subject.sites(given(most))
+    model, given = torch_families.make(CASES[name]), CASES[name].inputs()
+    subject = mh.wrap(model)
+    longest, beyond, low = np.full((B, most), 3), np.full((B, 4), 31), [[3, -1]] * B
+    assert subject.sites(given | {"input_ids": longest})
     for wrong, message in (
-        (given(most + 1), f"inputs must be of at most {most} tokens.*got {most + 1}"),
-        (given(4, 31), r"inputs must be integers from 0 to 30, got 31 at \[1, 3\]"),
-        (given(4, -1), r"inputs must be integers from 0 to 30, got -1 at \[1, 3\]"),
+        (np.full((B, most + 1), 3), f"inputs must be of at most {most} tokens"),
+        (beyond, r"inputs must be integers from 0 to 30, got 31 at \[0, 0\]"),
+        (np.array(low), r"inputs must be integers from 0 to 30, got -1 at \[0, 1\]"),
     ):
+        wrong = given | {"input_ids": wrong}
         with pytest.raises((IndexError, RuntimeError)):
             by_torch(model, wrong)
         with pytest.raises(ValueError, match=message):
             subject.logits(wrong)
     if name == "bart":
-        wrong = {"input_ids": given(4)["input_ids"], "decoder_input_ids": [[31]] * B}
+        wrong = given | {"decoder_input_ids": beyond}
         with pytest.raises(ValueError, match="decoder_inputs must be .* got 31"):
             subject.logits(wrong)
-
-
-class Letters:
-    eos_token_id = None
-
-    def encode(self, text):
-        return [ord(x) - ord("a") for x in text]
-
-    def decode(self, tokens):
-        return "".join(chr(ord("a") + x) for x in tokens)
 
 
 @pytest.mark.slow
 def test_a_module_writes_as_torch_does_up_to_its_last_position():
     model = torch_families.make(CASES["gpt2"])
-    subject, prompt = mh.wrap(model, tokenizer=Letters()), "hello"
-    rows = torch.as_tensor([Letters().encode(prompt)])
+    words = Words()
+    words.words = [chr(ord("a") + i) for i in range(31)]
+    subject, prompt = mh.wrap(model, tokenizer=words), "hell"
+    rows = torch.as_tensor([words.encode(prompt)])
     for _ in range(11):  # of 16 positions
         logits, _ = by_torch(model, {"input_ids": rows})
         best = torch.as_tensor(logits[:, -1:].argmax(-1))
         rows = torch.cat([rows, best], -1)
-    wanted = Letters().decode(rows[0, 5:].tolist())
+    wanted = words.decode(rows[0, 5:].tolist())
     assert len(set(wanted)) > 1
-    assert subject.generate(prompt, tokens=11, temperature=0) == wanted
     assert subject.generate(prompt, temperature=0) == wanted
     for text, tokens, message in (
         (prompt, 12, "tokens, .* prompt of 5 .* 16 positions, must .* 1 to 11, got 12"),
-        ("a" * 16, 1, "prompt must be of at most 15 tokens"),
-        ("abA", 1, r"inputs must be integers from 0 to 30, got -32 at \[0, 2\]"),
+        ("a" * 15, 1, "prompt must be of at most 15 tokens"),
     ):
         with pytest.raises(ValueError, match=message):
             subject.generate(text, tokens=tokens, temperature=0)
 
 
 @pytest.mark.slow
-def test_rotary_positions_have_no_end():
+def test_features_go_where_a_model_takes_them_and_rotary_positions_have_no_end():
     model = torch_families.make(CASES["llama"])
-    given = {"input_ids": np.arange(20)[None] % 7}
+    tokens = np.arange(20)[None] % 7
     assert model.config.max_position_embeddings == 16
-    close(mh.wrap(model).logits(given), by_torch(model, given)[0])
-
-
-@pytest.mark.slow
-def test_features_go_where_a_model_takes_them():
-    model = torch_families.make(CASES["llama"])
-    tokens = CASES["llama"].inputs()["input_ids"]
     embedded = model.get_input_embeddings()(torch.as_tensor(tokens)).detach().numpy()
     subject = mh.wrap(model)
+    close(subject.logits(tokens), by_torch(model, {"input_ids": tokens})[0])
     close(subject.logits(embedded), subject.logits(tokens))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["whisper", "vit"])
-def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(name, tmp_path):
-    case = CASES[name]
+def test_folder_of_a_family_without_a_table_is_loaded_by_transformers(tmp_path):
+    case = CASES["whisper"]
     model = torch_families.make(case)
     model.save_pretrained(tmp_path)
     subject = mh.load(tmp_path)
     assert f"{case.model} of PyTorch" in repr(subject)
     inputs = case.inputs()
     close(subject.logits(inputs), by_torch(model, inputs)[0])
-    if name == "whisper":
-        source, target = inputs["input_features"], inputs["decoder_input_ids"]
-        assert subject.logits((source, target)).shape[:2] == target.shape
+    source, target = inputs["input_features"], inputs["decoder_input_ids"]
+    assert subject.logits((source, target)).shape[:2] == target.shape
     with pytest.raises(ValueError, match="step must be None"):
         mh.load(tmp_path, step=3)
 
@@ -625,22 +532,6 @@ def test_texts_are_read_by_the_tokenizer_of_transformers(tmp_path):
         close(subject.logits(given)[1, :2], wanted[1, :2])
 
 
-def test_refusals_of_folders(tmp_path, monkeypatch):
-    torch_families.make(CASES["t5"]).save_pretrained(tmp_path)
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ConfigError, match=r"mha_haiku\[torch\]"):
-        mh.load(tmp_path)
-    monkeypatch.undo()
-    config = tmp_path / "config.json"
-    text = config.read_text()
-    config.write_text(text.replace('"t5"', '"t55"'))
-    with pytest.raises(ConfigError, match="t55.*\n?.*Nor does transformers"):
-        mh.load(tmp_path)
-    config.write_text(text.replace('"d_ff": 20', '"d_ff": "x"'))
-    with pytest.raises(ConfigError, match="could not be read by transformers"):
-        mh.load(tmp_path)
-
-
 @pytest.fixture
 def gptj(tmp_path):
     """A function that changes the saved GPT-J: its arrays, its config.json."""
@@ -655,6 +546,16 @@ def gptj(tmp_path):
         return tmp_path
 
     return change
+
+
+def test_refusals_of_folders(gptj, monkeypatch):
+    with monkeypatch.context() as patch, pytest.raises(ConfigError, match=r"\[torch\]"):
+        patch.setitem(sys.modules, "transformers", None)
+        mh.load(gptj())
+    with pytest.raises(ConfigError, match="could not be read by transformers"):
+        mh.load(gptj(n_layer="x"))
+    with pytest.raises(ConfigError, match="gptj5.*\n?.*Nor does transformers"):
+        mh.load(gptj(model_type="gptj5"))
 
 
 _QUERY = "transformer.h.0.attn.q_proj.weight"
@@ -699,15 +600,10 @@ def test_arrays_of_other_heads_and_constants_are_left_out(gptj, caplog):
 @pytest.mark.parametrize(
     "names",
     [
-        ["MyGPTJ"],
         None,
         [],
-        ["AutoTokenizer"],
-        ["AutoModel"],
-        ["GPT2LMHeadModel"],
-        ["GPTJConfig"],
-        "GPTJ",
         [5],
+        *([x] for x in ("My", "AutoModel", "GPT2LMHeadModel", "GPTJConfig")),
     ],
 )
 def test_a_class_that_is_none_of_the_model_is_refused(gptj, names):
@@ -717,10 +613,7 @@ def test_a_class_that_is_none_of_the_model_is_refused(gptj, names):
         mh.load(folder)
 
 
-@pytest.mark.parametrize(
-    "name",
-    ["attn_implementation", "_attn_implementation", "_experts_implementation_internal"],
-)
+@pytest.mark.parametrize("name", ["attn_implementation", "_attn_implementation"])
 def test_a_config_loads_no_code_from_the_hub(gptj, name, monkeypatch):
     from transformers import modeling_utils
 
@@ -735,11 +628,8 @@ def test_a_config_loads_no_code_from_the_hub(gptj, name, monkeypatch):
 @pytest.mark.parametrize(
     ("name", "text"),
     [
-        ("tokenizer.json", "{"),
-        ("tokenizer.json", "{}"),
         ("tokenizer.json", "[" * 100_000),
         ("tokenizer.json", '{"model": {"type": "BPE", "vocab": 5}}'),
-        ("tokenizer_config.json", "5"),
         ("tokenizer_config.json", '{"tokenizer_class": ["x"]}'),
     ],
 )
@@ -749,15 +639,6 @@ def test_a_damaged_tokenizer_is_one_error(gptj, name, text):
     with pytest.raises(ConfigError, match="the tokenizer in .* is damaged") as caught:
         mh.load(folder)
     assert "\n" not in str(caught.value)
-
-
-def test_missing_torchax_is_named(monkeypatch):
-    torch_modules._environment.cache_clear()
-    monkeypatch.setitem(sys.modules, "torchax", None)
-    with pytest.raises(ConfigError, match=r"mha_haiku\[torch\]"):
-        mh.wrap(Model())
-    monkeypatch.undo()
-    torch_modules._environment.cache_clear()
 
 
 @pytest.mark.slow
@@ -780,25 +661,8 @@ def test_pixels_and_sound_have_patches_and_seconds_along_their_maps():
     assert heard.show().html
 
 
-def test_a_module_ends_at_each_end_token_of_its_folder(tmp_path):
-    sizes = dict(hidden_size=8, num_hidden_layers=1, num_attention_heads=2, ffn_dim=9)
-    config = transformers.OPTConfig(
-        vocab_size=10, word_embed_proj_dim=8, max_position_embeddings=40, **sizes
-    )
-    transformers.OPTForCausalLM(config).save_pretrained(tmp_path)
-
-    def text(ends):
-        contents = json.dumps({"eos_token_id": ends})
-        (tmp_path / "generation_config.json").write_text(contents)
-        subject = mh.load(tmp_path)
-        codec = subject.codec._replace(
-            prompt=lambda text: list(map(int, text)),
-            decode=lambda tokens: "".join(map(str, tokens)),
-        )
-        options = dict(tokens=30, temperature=5.0)
-        return subject.replace(codec=codec).generate("1", **options)
-
-    free = text(None)
-    late, early = sorted(map(int, set(free)), key=lambda x: -free.index(str(x)))[:2]
-    assert text(late) == free[: free.index(str(late))]
-    assert text([late, early]) == free[: free.index(str(early))] != text(late)
+def test_a_module_knows_each_end_token_of_its_folder(gptj):
+    folder = gptj()
+    contents = json.dumps({"eos_token_id": [3, 5]})
+    (folder / "generation_config.json").write_text(contents)
+    assert mh.load(folder).codec.end_tokens == (3, 5)

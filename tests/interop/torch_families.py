@@ -118,6 +118,11 @@ CASES = {
     "roberta": Case(
         "RobertaForMaskedLM", dict(_BERT, pad_token_id=1), f"roberta.{_IN_BERT}"
     ),
+    "distilbert": Case(
+        "DistilBertForMaskedLM",
+        dict(_WORDS, dim=D, n_layers=L, n_heads=H, hidden_dim=20),
+        "distilbert.transformer.layer.0.attention.out_lin",
+    ),
     "albert": Case("AlbertForMaskedLM", dict(_BERT, embedding_size=10), _IN_ALBERT),
     "deberta": Case(
         "DebertaV2ForMaskedLM", dict(_BERT, **_RELATIVE), f"deberta.{_IN_BERT}"
@@ -149,6 +154,9 @@ CASES = {
         "PhiForCausalLM", dict(_MULTI, hidden_size=32), "model.layers.0.self_attn.dense"
     ),
     "llama": Case("LlamaForCausalLM", _LLAMA, _IN_LLAMA),
+    "olmo2": Case("Olmo2ForCausalLM", _LLAMA, _IN_LLAMA),
+    "gemma2": Case("Gemma2ForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
+    "gemma3": Case("Gemma3ForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
     "mixtral": Case("MixtralForCausalLM", dict(_LLAMA, **_EXPERTS), _IN_LLAMA),
     "qwen3_moe": Case(
         "Qwen3MoeForCausalLM",

@@ -11,7 +11,8 @@ from tests.showing.small_maps import make_map
 
 B, T, S, H, G, K = 2, 83, 70, 4, 2, 3
 LENGTHS = np.array([70, 41])
-MASK = masks.padding(LENGTHS) & ~masks.global_tokens([5]) | masks.window(9, 2)
+FIVE = masks.where(lambda t, s: (t == 5) | (s == 5))
+MASK = masks.padding(LENGTHS) & ~FIVE | masks.window(9, 2)
 
 
 @pytest.fixture(scope="module")

@@ -85,7 +85,7 @@ def test_scripts_run_in_their_environment_with_what_they_are_given(
     python = environment / "bin" / "python"
     python.write_text('#!/bin/sh\nprintf \'%s\\n\' "$PYTHONPATH" "$@"\n')
     python.chmod(0o755)
-    for extras in ("test", "data-plots-tensorboard"):  # there is nothing to install
+    for extras in ("test", "data-plots"):  # there is nothing to install
         shutil.copy(_REPOSITORY / "setup.cfg", environment / f".installed-{extras}")
     given = ["python"] * (script == "run") + ["--text=a b", "-x"]
     done = subprocess.run(

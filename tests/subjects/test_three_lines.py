@@ -1,10 +1,9 @@
-"""A researcher's tasks, in at most three lines after the imports and a subject.
+"""A researcher's tasks, in at most three lines after the imports.
 
 What each verb does for each kind of model is in test_verb_table.py.
 """
 
 import itertools
-import json
 
 import jax
 import jax.numpy as jnp
@@ -12,11 +11,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku import runs
-from tests import pretrained
 
-TEXT = "the cat sat"
-TOKENS = np.random.default_rng(0).integers(0, 7, (60, 6))
 WORDS = "the quick brown foxes jumped over 13 lazy dogs and slept in hay .".split()
 
 
@@ -28,48 +23,6 @@ def tried(code, **given):
     for line in lines:
         exec(line.strip(), names)
     return names
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory):
-    """A causal model over words, at its first parameters."""
-    folder = tmp_path_factory.mktemp("llama")
-    return mh.load(pretrained.llama(folder, text=pretrained.text()))
-
-
-@pytest.mark.slow
-def test_two_models_on_one_sentence(run):
-    page = tried(
-        """
-        other = m.ablated((0, 0))
-        page = mh.show(m.maps(text), compare={"without": other.maps(text)}).html
-        """,
-        m=run,
-        text=TEXT,
-    )["page"]
-    assert "without" in page
-
-
-@pytest.mark.slow
-def test_half_of_the_heads_are_pruned_and_saved_for_transformers(
-    tmp_path,
-):
-    found = tried(
-        """
-        pruned = m.prune(0.5)
-        pruned.save(folder)
-        again = mh.load(folder)
-        """,
-        m=mh.load(pretrained.bert(tmp_path / "bert")),
-        folder=tmp_path / "saved",
-    )
-    assert json.loads((tmp_path / "saved" / "config.json").read_text())[
-        "architectures"
-    ] == ["BertModel"]
-    outputs = [
-        found[name].look(TEXT, ["*stream"])[0].output for name in ("pruned", "again")
-    ]
-    np.testing.assert_allclose(*outputs, atol=1e-5)
 
 
 @pytest.mark.slow
@@ -116,25 +69,6 @@ def test_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
 
 
 @pytest.mark.slow
-def test_two_devices_bfloat16_and_dropout(tmp_path):
-    config = runs.default_config("reverse").replace(
-        training=dict(steps=2, batch_size=8, evaluation_examples=8),
-        model=dict(dropout_rate=0.1, precision="bfloat16"),
-    )
-    found = tried(
-        """
-        runs.train(config, folder, devices=jax.devices()[:2])
-        weights = mh.load(folder).maps("3 1 4 1")[0].weights()
-        """,
-        runs=runs,
-        jax=jax,
-        config=config,
-        folder=tmp_path / "run",
-    )
-    np.testing.assert_allclose(found["weights"].sum(-1), 1, atol=1e-2)
-
-
-@pytest.mark.slow
 def test_a_map_of_32768_tokens_is_a_page(tmp_path):
     query = jax.random.normal(jax.random.key(0), (1, 32_768, 1, 8), jnp.float32)
     tried(
@@ -146,53 +80,6 @@ def test_a_map_of_32768_tokens_is_a_page(tmp_path):
         path=tmp_path / "map.html",
     )
     assert 10_000 < (tmp_path / "map.html").stat().st_size < 1_000_000
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "targets", [TOKENS[:, ::-1], (TOKENS[:, 0] > 3).astype(int)], ids=["each", "whole"]
-)
-def test_a_model_is_trained_on_arrays(tmp_path, targets):
-    found = tried(
-        """
-        m = mh.train(mh.tasks.from_arrays(x, y), folder, steps=2)
-        maps = m.maps("1 2 3")
-        """,
-        x=TOKENS,
-        y=targets,
-        folder=tmp_path / "run",
-    )
-    assert found["maps"][0].weights().shape[-2:] == (3, 3)
-    assert (tmp_path / "run" / "attention").is_dir()
-
-
-@pytest.mark.slow
-def test_a_model_is_trained_on_a_text_and_continues_a_prompt(tmp_path):
-    (tmp_path / "mine.txt").write_text("the cat sat on the mat. " * 60)
-    found = tried(
-        """
-        m = mh.train(mh.tasks.from_text(path), folder, steps=2)
-        text = m.generate("the cat", tokens=5)
-        """,
-        path=tmp_path / "mine.txt",
-        folder=tmp_path / "run",
-    )
-    assert "causal" in repr(found["m"])
-    assert isinstance(found["text"], str)
-    assert found["text"]
-
-
-@pytest.mark.slow
-def test_a_model_is_trained_on_pairs_and_answers(tmp_path):
-    found = tried(
-        """
-        pairs = [(f"{a} plus {b}", str(a + b)) for a in range(12) for b in range(12)]
-        m = mh.train(mh.tasks.from_examples(pairs, labels=False), folder, steps=2)
-        text = m.generate("3 plus 4")
-        """,
-        folder=tmp_path / "run",
-    )
-    assert isinstance(found["text"], str)
 
 
 def test_a_score_and_a_mask_of_my_own_are_functions():

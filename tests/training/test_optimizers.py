@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from optax import contrib
 
 from mha_haiku import models
 from mha_haiku.core import checks
@@ -129,7 +128,7 @@ def test_frozen_modules_go_by_whole_parts_of_their_names(names, modules):
 @pytest.mark.parametrize(
     ("names", "message"),
     [
-        ("embeding", "must name modules .* got 'embeding'. Did you mean 'embedding'"),
+        ("embeding", "must name modules .* got 'embeding'"),
         ("encoder/layer_2", "got 'encoder/layer_2'.*\nIt has embedding, encoder/layer"),
         ("embedding,", "must name modules of the model, got ''"),
         ("embedding,encoder,logits", "must leave parameters to train"),
@@ -219,38 +218,3 @@ def test_a_step_of_sgd_is_that_of_optax(momentum):
     linear = "encoder/layer_0/linear"
     assert_close(update[linear]["w"], -0.8 * (1 + 0.1 * params[linear]["w"]))
     assert_close(update[linear]["b"], [-0.8, -0.8])
-
-
-@pytest.mark.slow
-def test_a_step_of_muon_is_that_of_optax_for_matrices_of_layers():
-    params = jax.tree.map(jnp.float32, _PARAMS)
-    config = _config(name="muon", momentum=0.95, warmup_steps=0, clip_norm=None)
-    schedule = optimizers.schedule(config, steps=12)
-    muon = contrib.muon(
-        schedule, beta=0.95, weight_decay=0.1, adam_b2=0.99, consistent_rms=0.2
-    )
-    adam = _steps(optax.nadam(schedule, b1=0.9, b2=0.99), params)
-    linear, embedding = "encoder/layer_0/linear", "embedding"
-    found = _steps(optimizers.make(config, steps=12), params)
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-5)
-    close(found[linear]["w"], _steps(muon, params)[linear]["w"])
-    close(found[linear]["b"], adam[linear]["b"])
-    close(found[embedding]["embeddings"], adam[embedding]["embeddings"])
-    # What layers that are scanned have stacked takes the steps of each.
-    other = jax.tree.map(lambda x: x[::-1], params)
-    params = {linear: params[linear], "encoder/layer_1/linear": other[linear]}
-    both = optimizers.make(config, steps=12)
-    stacked = models.stacked(_steps(both, params))
-    found = _steps(both, jax.tree.map(jnp.asarray, models.stacked(params)))
-    jax.tree.map(close, found, stacked)
-
-
-@pytest.mark.slow
-def test_every_optimizer_has_a_name():
-    params = jax.tree.map(jnp.float32, _PARAMS)
-    for name in optimizers.OPTIMIZERS:
-        frozen = _config(name=name, frozen="embedding", warmup_steps=0)
-        after = _steps(optimizers.make(frozen, steps=12), params, 1)
-        same = jax.tree.map(lambda x, y: (x == y).all(), after, params)
-        assert same["embedding"]["embeddings"]
-        assert not same["encoder/layer_0/linear"]["w"]

@@ -1,6 +1,5 @@
 """The step: the same on any number of devices, by dispatches of any size."""
 
-import dataclasses
 import functools
 
 import chex
@@ -11,7 +10,7 @@ import optax
 import pytest
 
 from mha_haiku import devices, tasks
-from mha_haiku.training import optimizers, stepping
+from mha_haiku.training import stepping
 
 SEED = np.uint32(11)
 
@@ -102,7 +101,7 @@ def test_devices_and_steps_drop_different_positions(task, make_model):
 class _Training:
     """A compiled dispatch and a way to run it."""
 
-    def __init__(self, model, task, optimizer, count=2, max_steps=100, max_skips=0):
+    def __init__(self, model, task, optimizer, count=2, max_steps=100):
         self.placement = devices.Replicas(jax.local_devices()[:count])
         self.data = self.placement.put(task.train_data)
         initial = stepping.initial_state(model, optimizer, task, SEED)
@@ -114,7 +113,6 @@ class _Training:
             batch_size=8,
             placement=self.placement,
             max_steps=max_steps,
-            max_skips=max_skips,
         )
         self.dispatch = dispatch.lower(
             self.fresh(), self.data, SEED, np.int32(0)
@@ -140,7 +138,9 @@ class _Training:
 def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     training = _Training(make_model(dropout_rate=0.2), task, optax.adam(0.1))
     whole, (report,) = training.run(7)
-    parts, reports = training.run(3, 4, 4, 7)
+    short = _Training(make_model(dropout_rate=0.2), task, optax.adam(0.1), max_steps=3)
+    parts, reports = short.run(7, 4, 4, 7)
+    assert [len(x.finite) for x in reports] == [3, 1, 0, 3]
     assert whole.step == parts.step == 7
     chex.assert_trees_all_equal(whole, parts)
     assert not np.allclose(whole.params["table"], training.initial.params["table"])
@@ -149,14 +149,6 @@ def test_dispatches_of_any_size_take_the_same_steps(task, make_model):
     assert report.finite.shape == (7,) and report.finite.all()
     assert (report.gradient_norm > 0).all() and (report.sums.weight > 0).all()
     assert len(set(report.sums.loss)) == 7
-
-
-@pytest.mark.slow
-def test_dispatch_is_no_longer_than_its_reports(task, make_model):
-    training = _Training(make_model(), task, optax.adam(0.1), max_steps=4)
-    state, reports = training.run(9, 9, 9)
-    assert state.step == 9
-    assert [len(x.finite) for x in reports] == [4, 4, 1]
 
 
 @pytest.mark.slow
@@ -201,69 +193,3 @@ def test_steps_end_at_the_first_that_is_not_finite(task, make_model, bad):
     assert report.finite.all() and state.step == 3
     state, (report,) = training.run(20)
     assert report.finite.tolist() == [True, True, True, False] and state.step == 4
-    assert state.params["count"] == 3  # the fourth step was not applied
-
-
-def _break(monkeypatch, bad_steps, scale=jnp.nan):
-    """Multiplies the gradient of some steps (the first is 0)."""
-    gradients = stepping.gradients
-
-    def broken(*args, step, **kwargs):
-        gradient, sums = gradients(*args, step=step, **kwargs)
-        factor = jnp.where(jnp.isin(step, jnp.array(bad_steps)), scale, 1)
-        return jax.tree.map(lambda x: x * factor, gradient), sums
-
-    monkeypatch.setattr(stepping, "gradients", broken)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
-def test_skipped_step_leaves_parameters_and_optimizer_as_they_were(
-    task, make_model, monkeypatch, bad
-):
-    _break(monkeypatch, [2, 3, 5], bad)
-    training = _Training(make_model(), task, optax.adam(0.1), max_skips=2)
-    (before, _), (after, (_, report)) = training.run(2), training.run(2, 4)
-    assert after.step == 4 and report.finite.tolist() == [False, False]
-    for part in ("params", "optimizer_state"):
-        jax.tree.map(
-            np.testing.assert_array_equal, getattr(after, part), getattr(before, part)
-        )
-    state, (report,) = training.run(7)
-    assert report.finite.tolist() == [True, True, False, False, True, False, True]
-    assert (state.health.skipped, state.health.skipped_in_a_row) == (3, 0)
-    # The step after takes its own data, as if the others had never been.
-    training.initial = before._replace(step=np.int32(4))
-    wanted, _ = training.run(7)
-    chex.assert_trees_all_equal(state.params, wanted.params)
-    assert state.optimizer_state[0].count == wanted.optimizer_state[0].count == 4
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", optimizers.OPTIMIZERS)
-def test_learning_rate_goes_by_all_steps_also_those_that_are_skipped(
-    task, make_model, monkeypatch, name
-):
-    _break(monkeypatch, [1, 2])
-    config = optimizers.OptimizerConfig(name=name, final_learning_rate_fraction=0.0)
-    config = dataclasses.replace(config, warmup_steps=0)
-    optimizer = optimizers.make(config, steps=5)
-    training = _Training(make_model(), task, optimizer, max_skips=2)
-    (before, _), (after, _) = training.run(4), training.run(5)
-    # The last step has the final rate, which is 0.
-    chex.assert_trees_all_equal(before.params, after.params)
-    (earlier, _) = training.run(1)
-    with pytest.raises(AssertionError):
-        chex.assert_trees_all_equal(earlier.params, before.params)
-
-
-@pytest.mark.slow
-def test_too_many_skips_in_a_row_end_the_dispatch(task, make_model, monkeypatch):
-    _break(monkeypatch, [1, 2, 4, 5, 6, 7])
-    training = _Training(make_model(), task, optax.adam(0.1), max_skips=2)
-    state, (report,) = training.run(20)
-    assert state.step == 7 and state.health.skipped_in_a_row == 3
-    assert report.finite.tolist() == [True, False, False, True, False, False, False]
-    # The next dispatch takes a step at least, so that a resumed run gets on.
-    state, (_, report) = training.run(20, 20)
-    assert state.step == 8 and state.health.skipped_in_a_row == 4

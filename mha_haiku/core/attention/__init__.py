@@ -9,14 +9,7 @@ from mha_haiku.core.attention.implementations import IMPLEMENTATIONS, attend
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import Normalizer, sink, unnormalized
 from mha_haiku.core.attention.observation import RowSum, Statistic
-from mha_haiku.core.attention.scores import (
-    Score,
-    additive,
-    cosine,
-    dot_product,
-    linear,
-    sigmoid,
-)
+from mha_haiku.core.attention.scores import Score, dot_product, sigmoid
 from mha_haiku.core.attention.statistics import STATISTICS, Statistics
 from mha_haiku.core.attention.tiled.blockwise import Blockwise
 from mha_haiku.core.attention.tiled.grid import bin_edges
@@ -41,12 +34,9 @@ __all__ = [
     "Statistic",
     "Statistics",
     "Weighting",
-    "additive",
     "attend",
     "bin_edges",
-    "cosine",
     "dot_product",
-    "linear",
     "sigmoid",
     "sink",
     "unnormalized",

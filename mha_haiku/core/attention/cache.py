@@ -3,9 +3,8 @@
 P positions of a prompt, W slots.
 
 `Prompt` computes attention as usual and returns a `Cache`; `Cache` takes one new query
-at a time. Both have the same two methods, so that a module can call either in place of
-`attend`. A slot is an absolute position; where a window lets no query see further back
-than W - 1 positions, W slots form a ring buffer: position p is in slot p mod W.
+at a time. Both have the same method, so that a module can call either in place of
+`attend`. A slot is an absolute position.
 """
 
 import dataclasses
@@ -37,23 +36,9 @@ class Cache:
 
     key: Array  # `[B..., G, K, W]`, zeros in slots not written yet
     value: Array  # `[B..., G, W, V]`, zeros in slots not written yet
-    # `[B..., 1, G, K]`, the last key before mixing, in modules that mix a key with the
-    # one before it; else None.
-    before: Array | None = None
-    # Whether slots are used as a ring buffer.
-    is_ring: bool = tiles.static(default=False)
     # Whether keys and values come from a source and are complete from the start:
     # `[B..., G, K, S]` and `[B..., G, S, V]`.
     is_source: bool = tiles.static(default=False)
-
-    def mixed(
-        self, key: Float[Array, "*B 1 G K"], mix: Callable[[Array], Array]
-    ) -> tuple[Float[Array, "*B 1 G K"], "Cache"]:
-        """Mixes the new key with the one before it; also returns the updated cache."""
-        if self.before is None:
-            raise ValueError("the cache lacks `before`, the key before this one.")
-        both = jnp.concatenate([self.before, key], axis=-3)
-        return mix(both)[..., 1:, :, :], dataclasses.replace(self, before=key)
 
     def attend(
         self,
@@ -69,15 +54,15 @@ class Cache:
         The new key, None with a source, is added to the cache first. Without a source
         the mask must hide positions later than the query's, as causal masks do: their
         slots may hold any finite number. `first_query` is at most one after the last
-        position written, and below W unless slots are a ring buffer; use `jax.vmap` for
-        examples at different positions. While it is traced, also by `jax.vmap`, it is
-        not checked: from W on the new key overwrites the last slot, so that neither
-        the results nor the cache are right. `implementation` is ignored: one row of
-        scores is always computed whole.
+        position written, and below W; use `jax.vmap` for examples at different
+        positions. While it is traced, also by `jax.vmap`, it is not checked: from W on
+        the new key overwrites the last slot, so that neither the results nor the cache
+        are right. `implementation` is ignored: one row of scores is always computed
+        whole.
 
         Returns:
           Values, the map of shape `(B..., H, 1, W)` (of a source `(B..., H, 1, S)`),
-          whose keys are in the order of their positions, and the cache.
+          and the cache.
 
         Raises:
           ValueError: If there are several queries, shapes do not fit, or `first_query`
@@ -91,29 +76,23 @@ class Cache:
         num_slots, value_size = self.key.shape[-1], self.value.shape[-1]
         weighting = weighting.aligned(query, num_slots, value_size)
         position = tiles.checked_first(weighting.origin.query)
-        is_bounded = not (self.is_ring or self.is_source)
-        if is_bounded and isinstance(position, int) and position >= num_slots:
+        is_known = isinstance(position, int)
+        if is_known and position >= num_slots and not self.is_source:
             raise ValueError(
                 f"first_query must be below {num_slots}, the size of the cache, got "
                 f"{position}."
             )
-        rows, slots, first = tiles.Span(position, 1), tiles.Span(0, num_slots), 0
-        if self.is_ring:
-            first = jnp.maximum(position - num_slots + 1, 0)  # the first with a slot
-            slots = _positions_of_slots(num_slots, first)
+        rows, slots = tiles.Span(position, 1), tiles.Span(0, num_slots)
         tile = self._by_reached(
             lambda size: self._scores_of(size, query, weighting.score), position
         )
         tile = weighting.masked(tile, rows, slots)
-        slot = position % num_slots if self.is_ring else position
-        is_own = jnp.arange(num_slots) == slot
+        is_own = jnp.arange(num_slots) == position
         cache = self
 
         def mixed(weights: Array) -> Array:
             def of_first(size: int) -> Array:
                 _, values = self._positions_first(size)
-                if self.is_ring:  # the slot may hold NaN of a position out of reach
-                    values = jnp.where(is_own[:, None, None], 0, values)
                 return products.mix(weights[..., :size], values)
 
             return self._by_reached(of_first, position)
@@ -131,7 +110,7 @@ class Cache:
             mixed_new = functools.partial(products.mix, value=value)
             attended, log_sum = _attended([(tile, mixed), (new_scores, mixed_new)])
             # Adds 0, but XLA cannot tell, so that the write waits for all reads.
-            slot += jnp.minimum(jnp.isnan(attended).sum(), 0)
+            slot = position + jnp.minimum(jnp.isnan(attended).sum(), 0)
             cache = dataclasses.replace(
                 self,
                 key=_written(self.key, jnp.moveaxis(key, -3, -1), slot, -1),
@@ -140,13 +119,11 @@ class Cache:
         attended = attended.astype(self.value.dtype)
         attended, log_sum = weighting.finished(attended, log_sum)
         keys, values = cache._positions_first()
-        if self.is_ring:
-            keys, values = (jnp.roll(x, -first, -3) for x in (keys, values))
         row = attention_map.AttentionMap(
             query,
             keys,
             log_sum,
-            weighting._replace(origin=tiles.Origin(position, first)),
+            weighting._replace(origin=tiles.Origin(position)),
             values,
         )
         return *sited.sited(attended, row), cache
@@ -157,7 +134,7 @@ class Cache:
         # Calls `function(size)` with the fewest slots that hold all keys so far: only a
         # quarter of the slots is read while no text is longer.
         num_slots = self.key.shape[-1]
-        if self.is_ring or self.is_source or num_slots < _FEWEST_SLOTS:
+        if self.is_source or num_slots < _FEWEST_SLOTS:
             return function(num_slots)
         # A product with a part of the slots copies that part, so that two branches are
         # faster than a loop over blocks of slots.
@@ -184,22 +161,11 @@ class Prompt:
     """Attention among the tokens of prompts; also returns their cache."""
 
     # `[B...]`, at least 1: the lengths of the prompts; later positions are padding.
-    # At most `size`, unless the cache is a ring buffer; not checked while traced.
+    # At most `size`; not checked while traced.
     lengths: Array
     size: int = tiles.static()  # the positions that the text may grow to
-    # How many earlier positions a query sees; None if all.
-    window: int | None = tiles.static(default=None)
     # Whether the prompts attend to a source, see `Cache`.
     is_source: bool = tiles.static(default=False)
-    before: Array | None = None  # the cache before this step; see `Cache`
-
-    def mixed(
-        self, key: Float[Array, "*B P G K"], mix: Callable[[Array], Array]
-    ) -> tuple[Float[Array, "*B P G K"], "Prompt"]:
-        """Mixes each key with the one before; see `Cache.mixed`."""
-        last = (jnp.asarray(self.lengths) - 1)[..., None, None, None]
-        before = jnp.take_along_axis(key, last, axis=-3)
-        return mix(key), dataclasses.replace(self, before=before)
 
     def attend(
         self,
@@ -216,14 +182,12 @@ class Prompt:
         traced: a prompt that does not fit then gives a cache that is not right.
 
         Raises:
-          ValueError: If lengths are known not to be from 1 to P, or to the size of a
-            cache that is no ring buffer.
+          ValueError: If lengths are known not to be from 1 to P, or to the size of the
+            cache.
         """
-        slots = self.size
-        if self.window is not None:
-            slots = min(self.window + 1, self.size)
         if not self.is_source:
-            self._check_lengths(key.shape[-3], is_ring=slots < self.size)
+            most = min(key.shape[-3], self.size)
+            tiles.integers("lengths", self.lengths, 1, most)
         values, whole = implementations.attend_within(
             query, key, value, weighting, implementation=implementation
         )
@@ -231,36 +195,18 @@ class Prompt:
             key, value = jnp.moveaxis(key, -3, -1), jnp.moveaxis(value, -3, -2)
             cache = Cache(key, value, is_source=True)
         else:
-            cache = Cache(
-                jnp.swapaxes(self._in_slots(key, slots), -2, -1),
-                self._in_slots(value, slots),
-                before=self.before,
-                is_ring=slots < self.size,
-            )
+            key, value = self._in_slots(key), self._in_slots(value)
+            cache = Cache(jnp.swapaxes(key, -2, -1), value)
         return values, whole, cache
 
-    def _check_lengths(self, num_positions: int, *, is_ring: bool):
-        lengths = tiles.integers("lengths", self.lengths, 1, num_positions)
-        known = None if is_ring else tiles.known(lengths)
-        if known is not None and (known > self.size).any():
-            raise ValueError(
-                f"lengths must be at most {self.size}, the size of the cache, got "
-                f"{known.max()}."
-            )
-
-    def _in_slots(self, x: Array, slots: int) -> Array:
+    def _in_slots(self, x: Array) -> Array:
         """Moves `[B..., P, H, K]` to slots `[B..., H, W, K]`, 0 beyond the prompt."""
         x, lengths = jnp.moveaxis(x, -3, -2), jnp.asarray(self.lengths)
-        if slots < x.shape[-2]:
-            first = jnp.maximum(lengths - slots, 0)[..., None]
-            of_slots = _positions_of_slots(slots, first)
-            x = jnp.take_along_axis(x, of_slots[..., None, :, None], axis=-2)
-        else:
-            of_slots = jnp.arange(slots).reshape(*(1,) * lengths.ndim, -1)
-            pad = [(0, 0)] * (x.ndim - 2) + [(0, slots - x.shape[-2]), (0, 0)]
-            x = jnp.pad(x, pad)
-        is_written = of_slots < lengths[..., None]
-        return jnp.where(is_written[..., None, :, None], x, 0)
+        x = x[..., : self.size, :]
+        pad = [(0, 0)] * (x.ndim - 2) + [(0, self.size - x.shape[-2]), (0, 0)]
+        slots = tiles.lifted(jnp.arange(self.size), lengths.ndim + 1)
+        is_written = slots < lengths[..., None]
+        return jnp.where(is_written[..., None, :, None], jnp.pad(x, pad), 0)
 
 
 @jax.custom_batching.custom_vmap
@@ -290,12 +236,6 @@ def _attended(
     total = jnp.moveaxis(jnp.where(total == 0, 1, total), -3, -2)
     mixed = [mix(part) for part, (_, mix) in zip(weights, parts, strict=True)]
     return sum(mixed) / total, log_sum
-
-
-def _positions_of_slots(slots: int, first: Array) -> Array:
-    """Finds which of the positions first..first + W - 1 is in each of W slots."""
-    indices = jnp.arange(slots).reshape(*(1,) * (jnp.ndim(first) - 1), -1)
-    return first + (indices - first) % slots
 
 
 def _written(x: Array, new: Array, slot: int | Array, axis: int) -> Array:

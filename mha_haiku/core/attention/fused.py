@@ -5,7 +5,6 @@ dtypes and sizes than we do: `refusal` says why a kernel cannot take a call. Nor
 support fully masked queries and masked NaN, which are handled here.
 """
 
-import abc
 import dataclasses
 import functools
 import math
@@ -38,13 +37,6 @@ def refusal(inputs: Inputs, dropout_rate: float, platform: str) -> str | None:
         return f"there is no fused kernel for {platform}"
     limit = next(_limits(inputs, dropout_rate, kernel), None)
     return None if limit is None else f"{kernel.name} takes {limit}"
-
-
-def suits(inputs: Inputs, dropout_rate: float, platform: str) -> bool:
-    """Decides whether "auto" uses a kernel; see `implementations.chosen`."""
-    if platform == jax.default_backend():
-        platform = platform_name()
-    return refusal(inputs, dropout_rate, platform) is None
 
 
 def attend(
@@ -253,30 +245,15 @@ class KernelMask:
         return jnp.minimum(start, stop), stop
 
 
-class Kernel(abc.ABC):
-    """Values of attention by scaled dot products, under a band with lengths."""
-
-    name: str  # for messages
-    dtypes: tuple[str, ...]  # the names of supported dtypes
-
-    @abc.abstractmethod
-    def __call__(
-        self, query: Array, key: Array, value: Array, mask: KernelMask, scale: float
-    ) -> tuple[Array, Array | None]:
-        """Computes values and logsumexp; arbitrary where a query sees nothing.
-
-        The mask is collapsed to N examples, and its lengths are at least 1. The
-        logsumexp `[N, H, T]` has no gradient, and is None if the kernel does not return
-        it.
-        """
-
-    @abc.abstractmethod
-    def limits(self, inputs: Inputs, mask: KernelMask) -> Iterator[str]:
-        """Yields what rules the kernel out, as the end of "the kernel takes ..."."""
+# A kernel has a name for messages, and the names of the dtypes that it takes. Its call
+# computes values by scaled dot products under a band with lengths, collapsed to N
+# examples and at least 1, and the logsumexp `[N, H, T]`, without a gradient, or None;
+# both are arbitrary where a query sees nothing. `limits` yields what rules the kernel
+# out, as the end of "the kernel takes ...".
 
 
 @dataclasses.dataclass(frozen=True)
-class CuDNN(Kernel):
+class CuDNN:
     """The kernel of NVIDIA's cuDNN.
 
     Source: the limits of `check_is_flash_attention` in jax/_src/cudnn and of
@@ -355,7 +332,7 @@ class CuDNN(Kernel):
 
 
 @dataclasses.dataclass(frozen=True)
-class FlashTPU(Kernel):
+class FlashTPU:
     """JAX's Pallas kernel of flash attention for TPUs."""
 
     name = "the TPU kernel"
@@ -366,7 +343,7 @@ class FlashTPU(Kernel):
     ) -> tuple[Array, None]:
         from jax.experimental.pallas.ops.tpu import flash_attention as flash
 
-        num_examples, num_queries, num_heads, size = query.shape
+        num_examples, num_queries, num_heads, _ = query.shape
         num_keys = key.shape[1]
         key, value = (scores.repeat_heads(x, num_heads) for x in (key, value))
         segment_ids = None
@@ -380,7 +357,6 @@ class FlashTPU(Kernel):
             segment_ids=segment_ids,
             causal=mask.right == 0,
             sm_scale=scale,
-            block_sizes=_block_sizes(flash, num_queries, num_keys, size),
         )
         return values.swapaxes(1, 2), None
 
@@ -393,18 +369,6 @@ class FlashTPU(Kernel):
             yield f"a size K per head up to 128 or a multiple of it, not {size}"
         if mask.left is not None or mask.right not in (None, 0):
             yield "causal masks and lengths, and no windows"
-
-
-def _block_sizes(flash: Any, num_queries: int, num_keys: int, size: int) -> Any:
-    """Picks tiles above the kernel's default of 128 where they divide lengths."""
-    most = 512 if size <= 128 else 256  # tiles of all operands share fast memory
-    rows, columns = (
-        max(n for n in (128, 256, 512) if n <= most and not count % n)
-        for count in (num_queries, num_keys)
-    )
-    names = [field.name for field in dataclasses.fields(flash.BlockSizes)]
-    sizes = {name: rows if "block_q" in name else columns for name in names}
-    return flash.BlockSizes(**sizes | {"block_b": 1})
 
 
 def translated(mask: algebra.Mask) -> KernelMask | None:
@@ -428,4 +392,5 @@ def _shorter(first: int | None, second: int | None) -> int | None:
     return min((x for x in (first, second) if x is not None), default=None)
 
 
+Kernel = CuDNN | FlashTPU
 _KERNELS: dict[str, Kernel] = {"gpu": CuDNN(), "cuda": CuDNN(), "tpu": FlashTPU()}

@@ -156,7 +156,8 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     It is "fused" where a kernel can do it, else "dense" where scores are few, and
     "blockwise" where they are many.
     """
-    if fused.suits(inputs, dropout_rate, platform):
+    device = fused.platform_name() if platform == jax.default_backend() else platform
+    if fused.refusal(inputs, dropout_rate, device) is None:
         return "fused"
     most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"

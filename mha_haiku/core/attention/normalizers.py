@@ -68,13 +68,7 @@ class LogSum(NamedTuple):
 
 
 class Normalizer(abc.ABC):
-    """The denominator of the weights of a row; a pytree.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> isinstance(mh.attention.sink(0.0), mh.attention.Normalizer)
-      True
-    """
+    """The denominator of the weights of a row; a pytree."""
 
     rows_sum_to: ClassVar[str]  # the sum of the weights of a row, in words
 
@@ -163,8 +157,8 @@ def sink(logits: Array | float) -> Normalizer:
 def unnormalized() -> Normalizer:
     """Omits normalization: weights are the exponentials of the scores.
 
-    Use it with scores that are logs of positive kernels, `scores.sigmoid` and
-    `scores.linear`; exponentials of plain dot products soon overflow.
+    Use it with scores that are logs of positive kernels, as `scores.sigmoid` is;
+    exponentials of plain dot products soon overflow.
     """
     return Unnormalized()
 

@@ -101,15 +101,7 @@ class Top(NamedTuple):
 
 
 class RowSum(NamedTuple):
-    """A sum over the keys of each query.
-
-    Example:
-      >>> from mha_haiku.core.attention import observation
-      >>> even = observation.weighted_sum(lambda tile: tile.columns.array() % 2 == 0)
-      >>> entry = mh.attention.Statistic("even", "share", "on even keys", (even,))
-      >>> entry.sums[0].is_largest
-      False
-    """
+    """A sum over the keys of each query."""
 
     # `from_tile(tile, *products)` returns what a tile adds, `[R]`; with `size=n` a
     # tuple of n such arrays. It must be 0 where weights are 0, because tiles may be
@@ -134,13 +126,7 @@ def weighted_sum(of_keys: Callable[[Tile], Array]) -> RowSum:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A number per query, averaged over the queries of a head; or a number per head.
-
-    Example:
-      >>> entropy = mh.attention.STATISTICS["entropy"]
-      >>> entropy.label, entropy.unit
-      ("entropy of a query's weights", 'nats')
-    """
+    """A number per query, averaged over the queries of a head; or a number per head."""
 
     name: str  # its name in `Statistics`
     unit: str  # the unit it is measured in

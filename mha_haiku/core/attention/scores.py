@@ -94,10 +94,6 @@ def as_score(value: Score | ScoreFunction | None) -> Score:
     if value is None:
         return dot_product()
     if not isinstance(value, (Score, type)) and callable(value):
-        if getattr(value, "__annotations__", {}).get("return") is Score:
-            raise TypeError(
-                f"score must be what {value.__name__} returns: {value.__name__}(...)."
-            )
         return OfFunction(value)
     if not isinstance(value, Score):
         raise TypeError(
@@ -128,39 +124,6 @@ def dot_product(scale: float | None = None, soft_cap: float | None = None) -> Sc
     return DotProduct(scale, soft_cap)
 
 
-def additive(weight: Float[Array, "H K"]) -> Score:
-    """Makes the score `weight . tanh(query + key)`.
-
-    Raises:
-      ValueError: If `weight` is not `[H, K]`.
-
-    Source: Bahdanau et al. 2015, appendix A.1.2, https://arxiv.org/abs/1409.0473.
-    """
-    if jnp.ndim(weight) != 2:
-        raise ValueError(f"weight must be [H, K], got shape {jnp.shape(weight)}.")
-    return Additive(weight)
-
-
-def cosine(scale: Float[Array, " H"] | float = 10.0) -> Score:
-    """Makes the score `scale * cos(query, key)`, independent of vector lengths.
-
-    Source: Henry et al. 2020, eq. 4, https://arxiv.org/abs/2010.04245; a scale per
-    head: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
-
-    Example:
-      >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> score = mh.attention.cosine(10.0)
-      >>> one = mh.attend(query, key, value, score=score)[0]
-      >>> other = mh.attend(3 * query, key, value, score=score)[0]
-      >>> bool(jnp.allclose(one, other, atol=1e-5))
-      True
-    """
-    scale = jnp.asarray(scale, float)
-    if scale.ndim > 1:
-        raise ValueError(f"scale must be [H] or a number, got shape {scale.shape}.")
-    return Cosine(jnp.atleast_1d(scale))
-
-
 def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
     """Makes the score `log(sigmoid(scale * query . key + offset))`.
 
@@ -178,18 +141,6 @@ def sigmoid(scale: float | None = None, offset: float = 0.0) -> Score:
         checks.non_negative_number("scale", scale)
     checks.number("offset", offset)
     return Sigmoid(scale, offset)
-
-
-def linear() -> Score:
-    """Makes the score `log(feature(query) . feature(key))`, `feature = elu + 1`.
-
-    Weights are these products divided by their sum or, with
-    `normalizers.unnormalized()`, the products themselves: linear attention, computed
-    pair by pair.
-
-    Source: Katharopoulos et al. 2020, section 3.2, https://arxiv.org/abs/2006.16236.
-    """
-    return Linear()
 
 
 @tiles.pytree
@@ -226,50 +177,6 @@ class DotProduct(Score):
 
 
 @tiles.pytree
-class Additive(Score):
-    """`weight . tanh(query + key)`, in O(R C H K) memory; the weight is `[H, K]`."""
-
-    weight: Array = tiles.array("H.")
-
-    def __call__(self, query: Array, key: Array) -> Array:
-        dtype = products.accumulation_dtype(query.dtype)
-        key = repeat_heads(key, query.shape[-2])
-        pairs = query[..., :, None, :, :].astype(dtype) + key[..., None, :, :, :]
-        weight = self.aligned(query.ndim - 3).weight.astype(dtype)
-        return jnp.moveaxis(
-            (jnp.tanh(pairs) * weight[..., None, None, :, :]).sum(-1), -1, -3
-        )
-
-    def check(self, num_heads: int, key_size: int) -> None:
-        wanted = (*self.weight.shape[:-2], num_heads, key_size)
-        tiles.check_axes("weight", self.weight, wanted, "[H, K]")
-
-
-@tiles.pytree
-class Cosine(Score):
-    """`scale * cos(query, key)`; the scale is `[H]` or `[B..., H]`, H may be 1."""
-
-    scale: Array = tiles.array("H")
-
-    def __call__(self, query: Array, key: Array) -> Array:
-        scale = self.aligned(query.ndim - 3).scale[..., None, None]
-        cosines = products.pair(_directions(query), _directions(key))
-        return cosines * scale.astype(cosines.dtype)
-
-    def check(self, num_heads: int, key_size: int) -> None:
-        if self.scale.shape[-1] not in (1, num_heads):
-            wanted = (*self.scale.shape[:-1], num_heads)
-            tiles.check_axes("scale", self.scale, wanted, "[H]")
-
-
-def _directions(x: Array) -> Array:
-    """Scales vectors to length 1 in the dtype of scores; 0 stays 0."""
-    x = x.astype(products.accumulation_dtype(x.dtype))
-    size = jnp.square(x).sum(-1, keepdims=True)
-    return x * jax.lax.rsqrt(jnp.where(size == 0, 1, size))
-
-
-@tiles.pytree
 class Sigmoid(Score):
     """`log sigmoid(scale * query . key + offset)`."""
 
@@ -287,37 +194,6 @@ class Sigmoid(Score):
 
     def _inside(self, query: Array, key: Array) -> Array:
         return DotProduct(self.scale, None)(query, key) + self.offset
-
-
-@tiles.pytree
-class Linear(Score):
-    """`log feature(query) . feature(key)`, with features `elu(x) + 1`."""
-
-    def __call__(self, query: Array, key: Array) -> Array:
-        return jnp.log(self._kernel(_features(query), _features(key)))
-
-    def gradients(
-        self, query: Array, key: Array, cotangent: Array
-    ) -> tuple[Array, Array, Self]:
-        # The slope of a feature, 1 above 0 and exp(x) below, is min(feature, 1).
-        query_features, key_features = _features(query), _features(key)
-        cotangent = cotangent / self._kernel(query_features, key_features)
-        query_grad = products.mix(cotangent, key_features)
-        query_grad *= jnp.minimum(query_features, 1)
-        key_grad = products.mix_transposed(cotangent, query_features, key.shape[-2])
-        key_grad *= jnp.minimum(key_features, 1)
-        return query_grad.astype(query.dtype), key_grad.astype(key.dtype), self
-
-    def _kernel(self, query: Array, key: Array) -> Array:
-        """Computes products `[B..., H, R, C]`, bounded away from 0."""
-        kernel = products.pair(query, key)
-        limits = jnp.finfo(kernel.dtype)
-        return jnp.maximum(kernel, limits.tiny / limits.eps)
-
-
-def _features(x: Array) -> Array:
-    x = x.astype(products.accumulation_dtype(x.dtype))
-    return jnp.where(x > 0, x + 1, jnp.exp(jnp.minimum(x, 0)))
 
 
 @tiles.pytree

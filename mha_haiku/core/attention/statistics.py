@@ -181,7 +181,7 @@ STATISTICS: dict[str, Statistic] = {
         Statistic(
             "first_position",
             "share of attention",
-            "attention on the first position that is no padding",
+            "attention on the first position",
             (weighted_sum(lambda tile: tile.arrays.keys["is_first"]),),
         ),
         *(

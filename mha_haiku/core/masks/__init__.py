@@ -9,14 +9,11 @@ from mha_haiku.core.masks.array_masks import (
     as_mask,
     dense,
     padding,
-    prefix,
     segments,
 )
 from mha_haiku.core.masks.relative import (
     causal,
-    dilated,
     full,
-    global_tokens,
     where,
     window,
 )
@@ -27,11 +24,8 @@ __all__ = [
     "as_mask",
     "causal",
     "dense",
-    "dilated",
     "full",
-    "global_tokens",
     "padding",
-    "prefix",
     "segments",
     "where",
     "window",

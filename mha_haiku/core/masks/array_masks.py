@@ -45,19 +45,6 @@ def padding(
     return Padding(lengths, query_lengths)
 
 
-def prefix(lengths: ArrayLike | Sequence[int]) -> Mask:
-    """Makes the causal mask whose first `lengths` `[B...]` keys every query sees.
-
-    Source: Raffel et al. 2020 (T5), figure 4, https://arxiv.org/abs/1910.10683.
-
-    Example:
-      >>> mask = mh.masks.prefix([2])
-      >>> mask.tile(range(3), range(3)).astype(int).tolist()
-      [[[1, 1, 0], [1, 1, 0], [1, 1, 1]]]
-    """
-    return relative.causal() | padding(lengths)
-
-
 def segments(
     query_ids: ArrayLike | Sequence[int],
     key_ids: ArrayLike | Sequence[int] | None = None,

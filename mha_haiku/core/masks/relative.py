@@ -1,13 +1,13 @@
 """Masks that depend only on positions."""
 
 import abc
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from mha_haiku.core import checks, display, tiles
+from mha_haiku.core import checks, tiles
 from mha_haiku.core.masks import algebra
 
 Mask = algebra.Mask
@@ -48,36 +48,6 @@ def window(left: int | None, right: int | None) -> Mask:
         if reach is not None:
             checks.non_negative_integer(name, reach)
     return full() if left is None and right is None else Band(left, right)
-
-
-def dilated(rate: int) -> Mask:
-    """Makes the mask of positions whose distance is a multiple of `rate`.
-
-    Example:
-      >>> np.array(mh.masks.dilated(2).tile([0], range(5)), int)
-      array([[1, 0, 1, 0, 1]])
-    """
-    return Dilated(checks.positive_integer("rate", rate))
-
-
-def global_tokens(positions: Iterable[int]) -> Mask:
-    """Makes the mask of positions that see all and are seen by all.
-
-    Source: Beltagy et al. 2020 (Longformer), section 3.1,
-    https://arxiv.org/abs/2004.05150.
-
-    Example:
-      >>> mask = mh.masks.window(1, 1) | mh.masks.global_tokens([0])
-      >>> np.array(mask.tile([3], range(5)), int)
-      array([[1, 0, 1, 1, 1]])
-    """
-    if isinstance(positions, Array):
-        positions = np.asarray(positions)
-    positions = (
-        int(checks.non_negative_integer("positions", position))
-        for position in positions
-    )
-    return GlobalTokens(tuple(positions))
 
 
 def where(function: Callable[[Array, Array], Array]) -> Mask:
@@ -163,37 +133,6 @@ class Band(_Relative):
 
 
 @tiles.pytree
-class Dilated(_Relative):
-    """Keys at a distance that is a multiple of `rate`."""
-
-    rate: int = tiles.static()
-
-    def __repr__(self):
-        return f"dilated({self.rate})"
-
-    def allows(self, rows: Array, columns: Array) -> Array:
-        return (columns - rows) % self.rate == 0
-
-
-@tiles.pytree
-class GlobalTokens(_Relative):
-    """Positions that see all and are seen by all.
-
-    They may be anywhere, so `key_range` is all keys: a union such as
-    `window | global_tokens` skips no tile.
-    """
-
-    global_positions: tuple[int, ...] = tiles.static()
-
-    def __repr__(self):
-        return f"global_tokens({display.numbers(np.array(self.global_positions))})"
-
-    def allows(self, rows: Array, columns: Array) -> Array:
-        global_positions = np.asarray(self.global_positions, np.int32)
-        return jnp.isin(rows, global_positions) | jnp.isin(columns, global_positions)
-
-
-@tiles.pytree
 class Where(_Relative):
     """Keys for which a function of positions is true."""
 
@@ -205,15 +144,10 @@ class Where(_Relative):
     def allows(self, rows: Array, columns: Array) -> Array:
         allowed = jnp.asarray(self.function(rows, columns))
         wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
-        is_short = allowed.ndim <= len(wanted) and all(
-            size in (1, full_size)
-            for size, full_size in zip(allowed.shape[::-1], wanted[::-1], strict=False)
-        )
-        if allowed.dtype != bool or not is_short:
+        if allowed.dtype != bool:
             raise ValueError(
-                f"the function of {self} must return booleans of shape {wanted} for "
-                f"positions {rows.shape} and {columns.shape}, got {allowed.dtype} of "
-                f"shape {allowed.shape}."
+                f"the function of {self} must return booleans of shape {wanted}, got "
+                f"{allowed.dtype}."
             )
         return jnp.broadcast_to(allowed, wanted)
 

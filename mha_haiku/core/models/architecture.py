@@ -157,12 +157,6 @@ class AttentionConfig(Section, path="config.model.attention"):
         "bounds scores s to soft_cap * tanh(s / soft_cap); unbounded by default",
         checks.positive_number,
     )
-    temperature: float = field(
-        1.0,
-        "divides the scores, before biases of positions are added; attention is "
-        "sharper below 1",
-        checks.positive_number,
-    )
     offset: float = field(
         0.0,
         "added to the dot products inside the sigmoid of score sigmoid; -log of "
@@ -171,7 +165,7 @@ class AttentionConfig(Section, path="config.model.attention"):
     )
     normalizer: str = field(
         "softmax",
-        "whether weights are divided by their sum (none: with score sigmoid or linear)",
+        "whether weights are divided by their sum (none: with score sigmoid)",
         OneOf(modules.CHOICES["normalizer"]),
     )
     sinks: float | str | None = field(
@@ -182,8 +176,7 @@ class AttentionConfig(Section, path="config.model.attention"):
     )
     gate: str = field(
         "none",
-        "whether heads' outputs are multiplied by a sigmoid of the query's input, "
-        "per head or per channel",
+        "whether each head's output is multiplied by a sigmoid of the query's input",
         OneOf(modules.CHOICES["gate"]),
     )
     window: int | tuple[int | None, ...] | None = field(
@@ -201,11 +194,10 @@ class AttentionConfig(Section, path="config.model.attention"):
         "the features in the mean square of qk_norm: of each head, or of all heads",
         OneOf(QK_NORMS),
     )
-    differential: bool = field(
-        False, "whether heads are differences of two maps; num_heads counts the maps"
-    )
     smear_keys: bool = field(
-        False, "whether each key is mixed with the one before it, in a learned ratio"
+        False,
+        "whether each key is mixed with the one before it, in a learned ratio; such a "
+        "model does not run token by token",
     )
     residual: bool = field(True, "whether attention adds its output to its input")
     implementation: str = field(
@@ -326,9 +318,6 @@ class ModelConfig(Section, path="config.model"):
         "float32",
         "number format of the computation, with parameters in float32",
         OneOf(PRECISIONS),
-    )
-    rematerialize: bool = field(
-        False, "whether to recompute layers for the gradient, which saves memory"
     )
     scan_layers: bool = field(
         False,

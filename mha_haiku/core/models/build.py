@@ -53,9 +53,9 @@ class Decoding(NamedTuple):
         if prompts, lengths, source or `max_length` do not fit.
       step: `step(params, tokens, cache) -> (logits, maps, cache)`. The tokens `[B]` are
         put at the cache's positions; ValueError if it is full, unless positions are
-        traced. The maps, one per layer, are `(B, H, 1, S_max)`, or only have the keys
-        within a window; maps of an encoder are omitted. Examples may be at different
-        positions, so a map is batched by vmap: `jax.vmap(lambda row:
+        traced. The maps, one per layer, are `(B, H, 1, S_max)`; maps of an encoder are
+        omitted. Examples may be at different positions, so a map is batched by vmap:
+        `jax.vmap(lambda row:
         row.weights())(maps[0])`; sites have the value of one example.
       prepare: Converts the parameters to a form that is faster for both. Converting
         them twice changes nothing.
@@ -248,8 +248,6 @@ def _functions(
         policy=policy,
     )
     stack = modules.scanned if is_scanned else modules.looped
-    if config.rematerialize:
-        stack = modules.rematerialized(stack)
     has_decoder = config.family == "encoder_decoder"
     transformed = hk.transform(
         lambda *arrays, **options: run(*arrays, **options, stack=stack)[0]
@@ -312,7 +310,9 @@ def _decoding(
     has_source = config.family == "encoder_decoder"
     has_logits = config.output.logits and config.output.pool is None
     is_causal = config.family in ("causal", "encoder_decoder")
-    if num_tokens is None or not is_causal or not has_logits:
+    # A cache has no key before mixing, which the next smeared key would need.
+    has_steps = is_causal and has_logits and not config.attention.smear_keys
+    if num_tokens is None or not has_steps:
         return None
     longest = parts.max_length(config)
     transformed = hk.transform(
@@ -358,20 +358,18 @@ def _decoding(
         lengths = tiles.integers("lengths", lengths, 1, prompts.shape[1])
         lengths = jnp.asarray(lengths)
         check_source(has_source, source, source_lengths)
-        windows = parts.windows(config)
-        if has_source:
-            windows = windows[config.num_layers :]
-        caches = [attention.Prompt(lengths, max_length, window) for window in windows]
+        num_layers = parts.num_decoder_layers(config) or config.num_layers
+        begin: list = [attention.Prompt(lengths, max_length)] * num_layers
         if has_source:
             of_source = attention.Prompt(lengths, max_length, is_source=True)
-            caches = [(of_target, of_source) for of_target in caches]
+            begin = [(of_target, of_source) for of_target in begin]
             source = policy.cast_to_compute(jnp.asarray(source))
         logits, _, caches = advance(
             prepare(params),
             prompts,
             source,
             source_lengths,
-            caches=caches,
+            caches=begin,
             last=lengths - 1,
         )
         return logits, DecodingCache(caches, lengths, source_lengths, max_length)

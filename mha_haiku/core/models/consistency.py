@@ -83,20 +83,6 @@ def _pattern(config: ModelConfig) -> Iterator[str]:
             f"attention.normalizer = 'none' needs score = {' or '.join(small)}, whose "
             f"exponentials stay small, got {section.score!r}."
         )
-    if not section.differential:
-        return
-    if section.num_heads % 2:
-        yield (
-            "attention.differential needs an even num_heads, two maps per head, got "
-            f"{section.num_heads}."
-        )
-    if section.num_key_value_heads not in (None, section.num_heads):
-        yield (
-            "attention.differential needs num_key_value_heads = None, as two maps "
-            f"share their values, got {section.num_key_value_heads}."
-        )
-    if section.gate == "channel":
-        yield "attention.differential needs gate = 'none' or 'head'."
 
 
 def _positions(config: ModelConfig) -> Iterator[str]:

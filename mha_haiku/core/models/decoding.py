@@ -1,8 +1,7 @@
 """Text generation: continues prompts with the tokens that a model predicts.
 
-P positions of the prompts, N = max_length, E end tokens. `stream` yields tokens as they
-are computed. The `Sampled` that chooses the next token is static: a program is compiled
-for each.
+P positions of the prompts. `stream` yields tokens as they are computed. The `Sampled`
+that chooses the next token is static: a program is compiled for each.
 """
 
 import dataclasses
@@ -22,7 +21,6 @@ __all__ = ["Sampled", "stream"]
 
 _NO_TOKEN = -1
 _SHORTEST = 16  # the shortest padded length of prompts; then 64, 256, ...
-_Ends = Array | np.ndarray  # `[E]`, the tokens that end a text, or only `_NO_TOKEN`
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,9 +28,6 @@ class Sampled:
     """Samples a token from the model's probabilities.
 
     `choose(logits, keys)` returns tokens `[B]` for logits `[B, C]` and PRNG keys `[B]`.
-
-    Raises:
-      ValueError: If a field is out of its range.
 
     Source: Holtzman et al. 2020, section 3.1, https://arxiv.org/abs/1904.09751.
     """
@@ -85,12 +80,13 @@ class _Prompts(NamedTuple):
     source_lengths: Array | np.ndarray | None  # [B]
 
 
-class _Texts(NamedTuple):
-    """Texts while they are written."""
+class _State(NamedTuple):
+    """Texts while they are written. One that has ended is still computed."""
 
-    tokens: Array  # [B, N]
-    lengths: Array  # [B]
-    is_done: Array  # [B]
+    last: Array  # [B], the last token of each text
+    lengths: Array  # [B], with that token
+    cache: build.DecodingCache
+    keys: Array  # [B]
 
 
 def stream(
@@ -133,74 +129,37 @@ def stream(
 
     Raises:
       ValueError: If an argument is out of range, or the model cannot continue texts.
-      TypeError: If `strategy` is not a `Sampled`.
     """
     arrays = prompts, lengths, source, source_lengths
-    writer, start, ends = _checked(model, arrays, strategy, max_length, end_tokens, key)
+    writer, start = _checked(model, arrays, strategy, max_length, end_tokens, key)
     checks.positive_integer("chunk", chunk)
 
     def tokens():
         prepared = writer.decoding.prepare(params)
         first = jax.random.key(0) if key is None else key
-        texts, cache, keys = _begun(writer, prepared, start, ends, first)
-        yielded = start.lengths
-        while True:
-            # Copies, as the next call overwrites the memory of its arguments.
-            written, now, is_done = map(np.array, texts)
-            for i in range((now - yielded).max()):
-                at = np.minimum(yielded + i, max_length - 1)[:, None]
-                new = np.take_along_axis(written, at, axis=1)[:, 0]
-                yield np.where(yielded + i < now, new, ends[0])
-            if is_done.all():
-                return
-            yielded = now
-            texts, cache = _advanced(writer, prepared, texts, cache, keys, ends, chunk)
+        state = _begun(writer, prepared, start, first)
+        new, sizes = state.last[None], start.lengths
+        is_done = sizes >= max_length
+        while not is_done.all():
+            for drawn in np.asarray(new):
+                written = np.where(is_done, (*end_tokens, _NO_TOKEN)[0], drawn)
+                yield written
+                sizes = sizes + ~is_done
+                is_done |= np.isin(written, end_tokens) | (sizes >= max_length)
+                if is_done.all():
+                    return
+            state, new = _advanced(writer, prepared, state, chunk)
 
     return tokens()
 
 
 @partial(jax.jit, static_argnames=("writer",))
-def _begun(
-    writer: _Writer, params: Any, start: _Prompts, ends: _Ends, key: Array
-) -> tuple[_Texts, build.DecodingCache, Array]:
-    """Writes the first token of each text; also returns the cache and keys `[B]`."""
-    logits, cache = _prefilled(writer, params, start)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(start.lengths)))
-    texts = _prompted(start, writer.max_length, ends)
-    return _appended(writer.strategy, texts, logits, keys, ends), cache, keys
-
-
-@partial(jax.jit, static_argnames=("writer",), donate_argnames=("texts", "cache"))
-def _advanced(
-    writer: _Writer,
-    params: Any,
-    texts: _Texts,
-    cache: build.DecodingCache,
-    keys: Array,
-    ends: _Ends,
-    steps: int | Array,
-) -> tuple[_Texts, build.DecodingCache]:
-    """Writes up to `steps` more tokens; also returns the cache."""
-
-    def continues(state: tuple):
-        i, texts, _ = state
-        return (i < steps) & ~texts.is_done.all()
-
-    def step(state: tuple):
-        i, texts, cache = state
-        logits, cache = _stepped(writer, params, texts, cache)
-        return i + 1, _appended(writer.strategy, texts, logits, keys, ends), cache
-
-    _, texts, cache = jax.lax.while_loop(continues, step, (0, texts, cache))
-    return texts, cache
-
-
-def _prefilled(writer: _Writer, params: Any, start: _Prompts):
-    """Reads the prompts: returns logits `[B, C]` after them, and a cache."""
+def _begun(writer: _Writer, params: Any, start: _Prompts, key: Array) -> _State:
+    """Reads the prompts, and writes the first token of each text."""
     # The last token of a text is written, but never read.
-    decoding, _, max_length = writer
+    decoding, strategy, max_length = writer
     size = min(max_length, decoding.max_length or max_length)
-    return decoding.prefill(
+    logits, cache = decoding.prefill(
         params,
         start.prompts[:, :size],
         jnp.minimum(start.lengths, size),
@@ -208,45 +167,34 @@ def _prefilled(writer: _Writer, params: Any, start: _Prompts):
         source=start.source,
         source_lengths=start.source_lengths,
     )
+    lengths = jnp.asarray(start.lengths)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(len(lengths)))
+    last = _chosen(strategy, logits, keys, lengths)
+    return _State(last, lengths + 1, cache, keys)
 
 
-def _stepped(writer: _Writer, params: Any, texts: _Texts, cache: build.DecodingCache):
-    """Computes the logits `[B, C]` after each text's last token, and the cache."""
-    # For a text that has ended, the last token is written again at its position.
-    positions = jnp.minimum(texts.lengths, cache.size) - 1
-    last = jnp.take_along_axis(texts.tokens, positions[:, None], axis=1)[:, 0]
-    cache = dataclasses.replace(cache, positions=positions)
-    logits, _, cache = writer.decoding.step(params, last, cache)
-    return logits, cache
+@partial(jax.jit, static_argnames=("writer", "steps"), donate_argnames=("state",))
+def _advanced(
+    writer: _Writer, params: Any, state: _State, steps: int
+) -> tuple[_State, Array]:
+    """Writes `steps` more tokens, `[steps, B]`."""
+
+    def step(state: _State, _: None):
+        last, lengths, cache, keys = state
+        # A text that has ended, perhaps at the end of the cache, overwrites that.
+        positions = jnp.minimum(lengths, cache.size) - 1
+        cache = dataclasses.replace(cache, positions=positions)
+        logits, _, cache = writer.decoding.step(params, last, cache)
+        last = _chosen(writer.strategy, logits, keys, lengths)
+        return _State(last, lengths + 1, cache, keys), last
+
+    return jax.lax.scan(step, state, length=steps)
 
 
-def _appended(
-    strategy: Sampled, texts: _Texts, logits: Array, keys: Array, ends: _Ends
-) -> _Texts:
-    """Appends a token to each text, chosen by logits `[B, C]`."""
+def _chosen(strategy: Sampled, logits: Array, keys: Array, lengths: Array) -> Array:
     # The length tells apart the random choices of a text.
-    at = texts.lengths
-    tokens = strategy.choose(logits, jax.vmap(jax.random.fold_in)(keys, at))
-    max_length = texts.tokens.shape[1]
-    is_new = (jnp.arange(max_length)[None] == at[:, None]) & ~texts.is_done[:, None]
-    lengths = at + ~texts.is_done
-    is_end = (tokens[:, None] == ends[None]).any(1)
-    return _Texts(
-        jnp.where(is_new, tokens[:, None], texts.tokens),
-        lengths,
-        texts.is_done | is_end | (lengths >= max_length),
-    )
-
-
-def _prompted(start: _Prompts, max_length: int, ends: _Ends) -> _Texts:
-    lengths, room = start.lengths, max_length - start.prompts.shape[1]
-    tokens = jnp.pad(start.prompts, [(0, 0), (0, room)])
-    is_after = jnp.arange(max_length)[None] >= lengths[:, None]
-    return _Texts(
-        jnp.where(is_after, ends[0], tokens),
-        jnp.asarray(lengths),
-        jnp.asarray(lengths >= max_length),
-    )
+    keys = jax.vmap(jax.random.fold_in)(keys, lengths)
+    return strategy.choose(logits, keys).astype(jnp.int32)
 
 
 def _checked(
@@ -256,8 +204,8 @@ def _checked(
     max_length: int,
     end_tokens: Sequence[int],
     key: Array | None,
-) -> tuple[_Writer, _Prompts, np.ndarray]:
-    """Returns the static arguments, the padded arrays, and the end tokens."""
+) -> tuple[_Writer, _Prompts]:
+    """Returns the static arguments and the padded arrays."""
     decoding = model.decoding
     prompts, lengths, source, source_lengths = arrays
     if decoding is None:
@@ -266,8 +214,6 @@ def _checked(
             "with logits at every position and encoder-decoders do, got "
             f"{model!r}."
         )
-    if not isinstance(strategy, Sampled):
-        raise TypeError(f"strategy must be a Sampled, got {strategy!r}.")
     if strategy.temperature and key is None:
         raise ValueError("key must not be None where tokens are sampled.")
     longest = None if decoding.max_length is None else decoding.max_length + 1
@@ -276,10 +222,9 @@ def _checked(
     for token in end_tokens:
         checks.integer_in("end_tokens", token, 0, decoding.num_tokens - 1)
     prompts = np.asarray(prompts)
-    is_integer = np.issubdtype(prompts.dtype, np.integer)
-    if prompts.ndim != 2 or not prompts.shape[1] or not is_integer:
+    if prompts.ndim != 2 or not np.issubdtype(prompts.dtype, np.integer):
         raise ValueError(
-            "prompts must have at least one token each: tokens [B, P], integers, got "
+            "prompts must be tokens [B, P], integers, got "
             f"{prompts.dtype} of shape {prompts.shape}."
         )
     size, columns = prompts.shape
@@ -291,13 +236,6 @@ def _checked(
             f"max_length = {max_length}, got {display.numbers(lengths)}."
         )
     build.check_rows("prompts", prompts, decoding.num_tokens, lengths)
-    if source is not None:
-        source = source if isinstance(source, jax.Array) else np.asarray(source)
-        if source.ndim < 2 or len(source) != size:
-            raise ValueError(
-                f"source must be [B, S] or [B, S, ...] with B = {size}, got shape "
-                f"{source.shape}."
-            )
     shared = _SHORTEST
     while shared < lengths.max():
         shared *= 4
@@ -305,6 +243,5 @@ def _checked(
     columns = min(columns, padded.shape[1])
     is_token = np.arange(columns) < lengths[:, None]
     padded[:, :columns] = np.where(is_token, prompts[:, :columns], 0)
-    ends = np.array(end_tokens or [_NO_TOKEN], np.int32)
     start = _Prompts(padded, lengths.astype(np.int32), source, source_lengths)
-    return _Writer(decoding, strategy, max_length), start, ends
+    return _Writer(decoding, strategy, max_length), start

@@ -364,10 +364,7 @@ def _make_attention(
             return modules.NoAttention(
                 config.model_size, with_bias=section.output_bias, name=name
             )
-        kind = modules.MultiHeadAttention
-        if section.differential:
-            kind = modules.DifferentialAttention
-        return kind(
+        return modules.MultiHeadAttention(
             len(heads.names),
             parts.key_size(config),
             model_size=config.model_size,

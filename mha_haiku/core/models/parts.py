@@ -103,14 +103,7 @@ def part_of(config: ModelConfig, module: str) -> int | slice | None:
 
 
 def num_decoder_layers(config: ModelConfig) -> int:
-    """Counts the layers of the decoder, 0 if there is none.
-
-    Example:
-      >>> mh.models.num_decoder_layers(config)
-      0
-      >>> mh.models.num_decoder_layers(config.replace(family="encoder_decoder"))
-      2
-    """
+    """Counts the layers of the decoder, 0 if there is none."""
     if config.family != "encoder_decoder":
         return 0
     return config.decoder.num_layers or config.num_layers
@@ -122,15 +115,7 @@ def num_all_layers(config: ModelConfig) -> int:
 
 
 def max_length(config: ModelConfig) -> int | None:
-    """Returns the number of positions that the model has, or None if unlimited.
-
-    Example:
-      >>> mh.models.max_length(config)
-      9
-      >>> rotary = config.replace(embedding=dict(positions="rotary"))
-      >>> print(mh.models.max_length(rotary))
-      None
-    """
+    """Returns the number of positions that the model has, or None if unlimited."""
     section = config.embedding
     is_limited = "max_length" in POSITION_SCHEMES[section.positions].fields
     return section.max_length if is_limited else None
@@ -151,27 +136,13 @@ def description(config: ModelConfig) -> str:
 
 
 def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
-    """Lists the number of hidden units of each of the L layers.
-
-    Example:
-      >>> config = mh.models.ModelConfig(num_layers=3)
-      >>> config = config.replace(feed_forward=dict(hidden_size=64))
-      >>> mh.models.hidden_sizes(config)
-      (64, 64, 64)
-    """
+    """Lists the number of hidden units of each of the L layers."""
     section = config.feed_forward
     return section.hidden_sizes or (section.hidden_size,) * num_all_layers(config)
 
 
 def windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Lists the windows of the L layers, None for a layer that sees everything.
-
-    Example:
-      >>> mh.models.windows(config)
-      (None, None)
-      >>> mh.models.windows(config.replace(attention=dict(window=[4, None])))
-      (4, None)
-    """
+    """Lists the windows of the L layers, None for a layer that sees everything."""
     window = config.attention.window
     return window if isinstance(window, tuple) else (window,) * num_all_layers(config)
 
@@ -200,13 +171,7 @@ def are_alike(config: ModelConfig) -> bool:
 
 
 def key_size(config: ModelConfig) -> int:
-    """Returns K, the size of a head's queries, keys and values.
-
-    Example:
-      >>> config = mh.models.ModelConfig(model_size=32)
-      >>> mh.models.key_size(config.replace(attention=dict(num_heads=4)))
-      8
-    """
+    """Returns K, the size of a head's queries, keys and values."""
     section = config.attention
     return section.key_size or config.model_size // max(1, section.num_heads)
 
@@ -227,20 +192,11 @@ def _layer_heads(config: architecture.AttentionConfig, names: list[int]) -> Laye
 
 
 def shared_by_heads(config: ModelConfig) -> str | None:
-    """Describes what heads share so that none can be removed, or returns None.
-
-    Example:
-      >>> print(mh.models.shared_by_heads(config))
-      None
-      >>> mh.models.shared_by_heads(config.replace(attention=dict(differential=True)))
-      'differential = True: two maps share their values and are one head'
-    """
+    """Describes what heads share so that none can be removed, or returns None."""
     section = config.attention
     if section.qk_norm and section.qk_norm_over != "head":
         return (
             f"qk_norm_over = {section.qk_norm_over!r}: the norm of queries and keys "
             "changes when a head is removed"
         )
-    if section.differential:
-        return "differential = True: two maps share their values and are one head"
     return None

@@ -1,7 +1,6 @@
 """Haiku modules: they hold the parameters, and pure functions compute with them."""
 
 from mha_haiku.core.modules.anatomy import is_stacked
-from mha_haiku.core.modules.differential import DifferentialAttention
 from mha_haiku.core.modules.embeddings import (
     POSITION_SCHEMES,
     LearnedPositions,
@@ -12,7 +11,6 @@ from mha_haiku.core.modules.embeddings import (
 from mha_haiku.core.modules.feed_forward import FeedForward, gelu
 from mha_haiku.core.modules.layer_stacks import (
     looped,
-    rematerialized,
     scanned,
     stacked,
     unstacked,
@@ -26,9 +24,6 @@ from mha_haiku.core.modules.pattern import (
     SCORES,
     HeadTransforms,
     Pattern,
-    additive_score,
-    channel_gates,
-    cosine_score,
     head_gates,
     learned_sinks,
     smeared_keys,
@@ -41,7 +36,6 @@ __all__ = [
     "Bias",
     "Decoder",
     "DecoderLayer",
-    "DifferentialAttention",
     "Encoder",
     "EncoderLayer",
     "FeedForward",
@@ -55,9 +49,6 @@ __all__ = [
     "RMSNorm",
     "RelativePositions",
     "TokenEmbedding",
-    "additive_score",
-    "channel_gates",
-    "cosine_score",
     "gelu",
     "head_gates",
     "is_stacked",
@@ -65,7 +56,6 @@ __all__ = [
     "looped",
     "no_norm",
     "over_all_heads",
-    "rematerialized",
     "scanned",
     "smeared_keys",
     "stacked",

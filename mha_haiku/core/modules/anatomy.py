@@ -45,10 +45,8 @@ _AXES = {
     "key_norm/scale": Axis(HEAD_FEATURES, -1),
     "key_norm/offset": Axis(HEAD_FEATURES, -1),
     "smear": Axis(KEY_VALUE_HEADS, -1),  # [G]
-    "score": Axis(HEADS, -2),  # [H, K]
-    "cosine_scale": Axis(HEADS, -1),  # [H]
     "sinks": Axis(HEADS, -1),  # [H]
-    "head_gate/w": Axis(HEADS, -1),  # [D, H] or [D, H V]
+    "head_gate/w": Axis(HEADS, -1),  # [D, H]
     "hidden/w": Axis(UNITS, -1),  # [D, F]
     "hidden/b": Axis(UNITS, -1),
     "gate/w": Axis(UNITS, -1),
@@ -88,12 +86,7 @@ def layer_of(module: str) -> LayerName | None:
 
 
 def is_stacked(module: str) -> bool:
-    """Checks whether a module's arrays, by its name, have a leading axis L.
-
-    Example:
-      >>> mh.modules.is_stacked("encoder/layer_2/attention/query")
-      False
-    """
+    """Checks whether a module's arrays, by its name, have a leading axis L."""
     layer = layer_of(module)
     return layer is not None and layer.index is None
 

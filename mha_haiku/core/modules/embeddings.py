@@ -49,11 +49,6 @@ class PositionScheme(NamedTuple):
     """The places where positions enter a model; None where they do not.
 
     The functions take the config's `fields` by keyword, and create their parameters.
-
-    Example:
-      >>> scheme = mh.modules.PositionScheme(rotate=mh.positions.rotary, has_pairs=True)
-      >>> scheme.embed is None
-      True
     """
 
     # A function from embeddings `[..., T, D]`, the position of the first one and the

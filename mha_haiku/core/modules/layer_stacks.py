@@ -1,4 +1,4 @@
-"""Ways to run layers: one by one, as a compiled loop, or with rematerialization.
+"""Ways to run layers: one by one, or as a compiled loop.
 
 A stack strategy is a function passed to `Encoder`: it takes the call of a layer, and
 returns the output of the last layer and the attention maps of all.
@@ -75,29 +75,6 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
         return jax.tree.map(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), maps)
 
     return x, tuple(map(at, range(num_layers)))
-
-
-def rematerialized(stack: LayerStack) -> LayerStack:
-    """Rematerializes layers: they are recomputed when gradients need them.
-
-    Only the inputs of layers are kept for the backward pass, instead of everything
-    computed inside, at the cost of one more forward pass. Values stay the same. On the
-    CPU this saves memory only with scanned layers: with looped ones XLA does not delay
-    the recomputation until the backward pass.
-
-    Source: Chen et al. 2016, https://arxiv.org/abs/1604.06174.
-    """
-
-    @functools.wraps(stack)
-    def stack_again(
-        call_layer: CallLayer, x: Array, given: Sequence
-    ) -> tuple[Array, tuple]:
-        def call_layer_again(i: int, x: Array, options: Any) -> tuple[Array, Any]:
-            return hk.remat(functools.partial(call_layer, i))(x, options)
-
-        return stack(call_layer_again, x, given)
-
-    return stack_again
 
 
 def stacked(params: Params) -> dict[str, dict[str, Any]]:

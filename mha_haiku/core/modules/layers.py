@@ -331,8 +331,8 @@ class Stack(multi_head_attention.CachedModule):
             pre-norm layers need one. With `make_layer` it defaults to no norm;
             otherwise it also makes the norms of the layers, and defaults to
             `norms.LayerNorm`.
-          stack: How the layers run: `modules.looped`, `modules.scanned`, or
-            `modules.rematerialized` of either. Scanned layers have stacked parameters.
+          stack: How the layers run: `modules.looped` or `modules.scanned`, which has
+            stacked parameters.
           name: The module's name.
           **layer: Arguments of the layers, such as `num_heads`, instead of
             `make_layer`.

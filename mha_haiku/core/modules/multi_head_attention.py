@@ -208,7 +208,7 @@ class MultiHeadAttention(CachedModule):
         # Projections, in the order in which Haiku draws their parameters.
         gates_BxTxHxV = self._gates(query)
         query_BxTxHxK = self._query_heads(query, first)
-        key_BxSxGxK, value_BxSxGxV, _ = self._key_and_value_heads(key, value)
+        key_BxSxGxK, value_BxSxGxV = self._key_and_value_heads(key, value)
 
         # Scores, softmax over S, and values averaged by these weights: the lines of
         # `attention/reference.py`. No array [B, H, T, S] is made unless it is faster.
@@ -234,6 +234,8 @@ class MultiHeadAttention(CachedModule):
         step: Step,
     ) -> tuple[Array, attention.AttentionMap, Any]:
         """Attends by a cache, which it also returns; see `CachedModule.step`."""
+        if self.transforms.smear is not None:
+            raise ValueError("smeared keys need the key before, which no cache has.")
         cache, first = step.cache, tiles.checked_first(step.first_query)
         # After the first step, a cache has the keys of the source.
         has_keys = isinstance(cache, attention.Cache) and cache.is_source
@@ -245,9 +247,7 @@ class MultiHeadAttention(CachedModule):
         query_heads = self._query_heads(query, first)
         key_heads = value_heads = None
         if not has_keys:
-            key_heads, value_heads, cache = self._key_and_value_heads(
-                key, value, first, cache
-            )
+            key_heads, value_heads = self._key_and_value_heads(key, value, first)
         values, attention_map, cache = cache.attend(
             query_heads,
             key_heads,
@@ -273,20 +273,17 @@ class MultiHeadAttention(CachedModule):
 
     @hk.transparent
     def _key_and_value_heads(
-        self, key: Array, value: Array, first: int | Array = 0, cache: Any = None
-    ) -> tuple[Array, Array, Any]:
-        """Projects to `[B..., S, G, K]` and `[B..., S, G, V]`, the first at `first`.
-
-        Also returns the cache, which keeps the last key where keys are mixed.
-        """
+        self, key: Array, value: Array, first: int | Array = 0
+    ) -> tuple[Array, Array]:
+        """Projects to `[B..., S, G, K]` and `[B..., S, G, V]`, the first at `first`."""
         num_heads = self.num_key_value_heads
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
-        key, cache = self.transforms.of_key(key, first, cache)
+        key = self.transforms.of_key(key, first)
         key, value = marking.site("key", key), marking.site("value", value)
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
-        return key, self._shared(value), cache
+        return key, value
 
     @hk.transparent
     def _weighting(
@@ -312,19 +309,9 @@ class MultiHeadAttention(CachedModule):
     @hk.transparent
     def _output(self, values: Array) -> Array:
         """Projects the values `[B..., T, H, V]` of all heads to `[B..., T, D]`."""
-        values = self._combined(values)
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
         return marking.site("output", output)
-
-    # Overridden by other kinds of attention, see `differential.py`: changes values
-    # `[B..., S, G, V]` before attention, and `[B..., T, H, V]` after it.
-
-    def _shared(self, value: Array) -> Array:
-        return value
-
-    def _combined(self, values: Array) -> Array:
-        return values
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:

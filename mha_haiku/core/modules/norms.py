@@ -86,12 +86,7 @@ class RMSNorm(hk.Module):
 
 
 def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
-    """Takes a norm's arguments, and returns the identity function.
-
-    Example:
-      >>> mh.modules.no_norm()(jnp.ones(3))
-      Array([1., 1., 1.], dtype=float32)
-    """
+    """Takes a norm's arguments, and returns the identity function."""
     del epsilon, name
     return lambda x: x
 

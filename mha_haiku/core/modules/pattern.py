@@ -6,7 +6,6 @@ its function, name it in `SCORES`, `NORMALIZERS` or `GATES`, and add its paramet
 """
 
 import functools
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -62,17 +61,13 @@ class HeadTransforms(NamedTuple):
             return query
         return self.rotary(query, first + jnp.arange(query.shape[-3]))
 
-    def of_key(self, key: Array, first: int | Array, cache: Any) -> tuple[Array, Any]:
-        """Transforms keys `[B..., S, G, K]`; also returns the cache, if any."""
+    def of_key(self, key: Array, first: int | Array) -> Array:
+        """Transforms keys `[B..., S, G, K]`, the first at position `first`."""
         key = self._norm("key_norm")(key)
-        if self.smear is not None:
-            if cache is None:
-                key = self.smear(key)
-            else:
-                key, cache = cache.mixed(key, self.smear)
-        if self.rotary is not None:
-            key = self.rotary(key, first + jnp.arange(key.shape[-3]))
-        return key, cache
+        key = key if self.smear is None else self.smear(key)
+        if self.rotary is None:
+            return key
+        return self.rotary(key, first + jnp.arange(key.shape[-3]))
 
     def _norm(self, name: str) -> Callable[[Array], Array]:
         if not self.qk_norm:
@@ -109,59 +104,14 @@ def register(
     anatomy.register(axes or {})
 
 
-def additive_score(
-    num_heads: int, key_size: int, *, temperature: float = 1.0
-) -> attention.Score:
-    """Makes an additive score with a learned "score" `[H, K]`, over a temperature."""
-    w_init = hk.initializers.VarianceScaling(1.0, "fan_in", "uniform", fan_in_axes=(1,))
-    weight = hk.get_parameter("score", (num_heads, key_size), init=w_init)
-    return attention.additive(weight if temperature == 1 else weight / temperature)
-
-
-def cosine_score(
-    num_heads: int, key_size: int, *, temperature: float = 1.0
-) -> attention.Score:
-    """Makes a cosine score with a learned "cosine_scale" `[H]`, starting at 10.
-
-    Source: Liu et al. 2022, eq. 2, https://arxiv.org/abs/2111.09883.
-
-    Example:
-      >>> pattern = mh.modules.Pattern(score=mh.modules.cosine_score)
-      >>> make = lambda x: mh.MultiHeadAttention(2, 4, pattern=pattern)(x, x, x)[0]
-      >>> params = hk.transform(make).init(jax.random.key(0), jnp.ones((1, 5, 8)))
-      >>> params["multi_head_attention"]["cosine_scale"]
-      Array([10., 10.], dtype=float32)
-    """
-    del key_size
-    start = hk.initializers.Constant(10.0)
-    scale = hk.get_parameter("cosine_scale", (num_heads,), init=start)
-    return attention.cosine(scale if temperature == 1 else scale / temperature)
-
-
 def _dot_product(
-    _: int,
-    key_size: int,
-    *,
-    scale: float | None,
-    soft_cap: float | None,
-    temperature: float,
+    *_: int, scale: float | None, soft_cap: float | None
 ) -> attention.Score:
-    if soft_cap is not None:
-        soft_cap /= temperature  # as the scores are
-    return attention.dot_product(_over(scale, key_size, temperature), soft_cap)
+    return attention.dot_product(scale, soft_cap)
 
 
-def _sigmoid(
-    _: int, key_size: int, *, scale: float | None, temperature: float, offset: float
-) -> attention.Score:
-    return attention.sigmoid(_over(scale, key_size, temperature), offset)
-
-
-def _over(scale: float | None, key_size: int, temperature: float) -> float | None:
-    """Divides the scale, which defaults to 1 / sqrt(K), by a temperature."""
-    if temperature == 1:
-        return scale
-    return (1 / math.sqrt(key_size) if scale is None else scale) / temperature
+def _sigmoid(*_: int, scale: float | None, offset: float) -> attention.Score:
+    return attention.sigmoid(scale, offset)
 
 
 def learned_sinks(num_heads: int) -> attention.Normalizer:
@@ -198,18 +148,8 @@ def head_gates(query: Array, num_heads: int, value_size: int) -> Array:
     Source: Qiu et al. 2025, section 2.2 (headwise), https://arxiv.org/abs/2505.06708.
     """
     del value_size
-    return _gates(query, num_heads, 1)
-
-
-def channel_gates(query: Array, num_heads: int, value_size: int) -> Array:
-    """Computes gates in [0, 1] per position, head and channel, `[B..., T, H, V]`."""
-    return _gates(query, num_heads, value_size)
-
-
-def _gates(query: Array, num_heads: int, size: int) -> Array:
-    linear = hk.Linear(num_heads * size, with_bias=False, name="head_gate")
-    gates = jax.nn.sigmoid(linear(query))
-    return gates.reshape(*query.shape[:-1], num_heads, size)
+    gates = hk.Linear(num_heads, with_bias=False, name="head_gate")(query)
+    return jax.nn.sigmoid(gates)[..., None]
 
 
 def smeared_keys(key: Array) -> Array:
@@ -227,19 +167,12 @@ def smeared_keys(key: Array) -> Array:
 
 
 SCORES = {
-    "dot_product": Choice(_dot_product, ("scale", "soft_cap", "temperature")),
-    "additive": Choice(additive_score, ("temperature",)),
-    "cosine": Choice(cosine_score, ("temperature",)),
-    "sigmoid": Choice(_sigmoid, ("scale", "temperature", "offset"), stays_small=True),
-    "linear": Choice(lambda *_: attention.linear(), stays_small=True),
+    "dot_product": Choice(_dot_product, ("scale", "soft_cap")),
+    "sigmoid": Choice(_sigmoid, ("scale", "offset"), stays_small=True),
 }
 NORMALIZERS = {
     "softmax": Choice(_softmax, ("sinks",)),
     "none": Choice(lambda _: attention.unnormalized()),
 }
-GATES = {
-    "none": Choice(None),
-    "head": Choice(head_gates),
-    "channel": Choice(channel_gates),
-}
+GATES = {"none": Choice(None), "head": Choice(head_gates)}
 CHOICES = {"score": SCORES, "normalizer": NORMALIZERS, "gate": GATES}  # by their field

@@ -15,10 +15,36 @@ from jax.extend import core
 from mha_haiku.core.sites import jaxprs
 from mha_haiku.core.sites.levels import Equation, Value
 
-_COMPARISONS = {"eq", "ne", "lt", "le", "gt", "ge", "and", "or", "not", "xor"}
+_COMPARISONS = {
+    "eq_to",
+    "le_to",
+    "lt_to",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "and",
+    "or",
+    "not",
+    "xor",
+}
 ELEMENTWISE = _COMPARISONS | {
     *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs"),
-    *("pow", "integer_pow", "square", "sqrt", "rsqrt", "cbrt", "exp", "exp2", "expm1"),
+    *(
+        "pow",
+        "integer_pow",
+        "square",
+        "one_minus_square",
+        "sqrt",
+        "rsqrt",
+        "cbrt",
+        "exp",
+        "exp2",
+        "expm1",
+        "log2",
+    ),
     *("log", "log1p", "logistic", "tanh", "tan", "sin", "cos", "sinh", "cosh", "asin"),
     *("acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv"),
     *("floor", "ceil", "round", "is_finite", "select_n", "clamp", "nextafter"),
@@ -31,7 +57,14 @@ ELEMENTWISE = _COMPARISONS | {
         "shift_left",
         "population_count",
     ),
-    *("shift_right_logical", "shift_right_arithmetic", "real", "imag", "conj"),
+    *(
+        "shift_right_logical",
+        "shift_right_arithmetic",
+        "real",
+        "imag",
+        "conj",
+        "complex",
+    ),
 }
 _REDUCTIONS: dict[str, Callable] = {
     "reduce_sum": jax.numpy.add,

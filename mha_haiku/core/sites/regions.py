@@ -34,9 +34,11 @@ from mha_haiku.core.sites.levels import Equation, Graph, Value
 LIMIT = 2**24
 """Numbers of the largest values of queries and keys that are made whole."""
 
-# A product is a seed if its result has this many times the numbers of its operands, in
-# which a feed-forward layer's hidden values have at most 4.
+# A product is a seed if its result has so many times the numbers of its operands, in
+# which the hidden values of a feed-forward layer have at most 4, and logits have dozens
+# of times the numbers of what the tokens are.
 _GROWTH = 4
+_GROWTH_OF_TOKENS = 16
 # Products, and what stands for a whole layer, are computed once, not for every block.
 _OF_ROWS = cuts.ELEMENTWISE | {
     *("broadcast_in_dim", "reshape", "transpose", "squeeze", "reduce_sum"),
@@ -46,10 +48,12 @@ _OF_ROWS = cuts.ELEMENTWISE | {
 
 def is_seed(eqn: Any, limit: int) -> bool:
     """Checks whether an equation may be a product of all queries and all keys."""
-    if eqn.primitive.name != "dot_general":
+    if eqn.primitive.name != "dot_general" or eqn.outvars[0].aval.size <= limit:
         return False
-    size = eqn.outvars[0].aval.size
-    return size > limit and size >= _GROWTH * sum(x.aval.size for x in eqn.invars)
+    _, (shared, _) = eqn.params["dimension_numbers"]
+    size, operands = eqn.outvars[0].aval.size, [x.aval.size for x in eqn.invars]
+    is_large = bool(shared) and size >= _GROWTH * sum(operands)
+    return is_large or size >= _GROWTH_OF_TOKENS * min(operands)
 
 
 def has_seeds(closed: core.ClosedJaxpr, limit: int) -> bool:
@@ -408,6 +412,15 @@ def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
             if kind != "kept"
         }
         units = _units(program, plan_of)
+        kept = {
+            region.plan
+            for region in units
+            if isinstance(region, _Region)
+            if not region.outputs.keys() <= region.plan.rows.keys()
+        }
+        if len(kept) < len({plan_of[x] for x in plan_of}):
+            plans = [plan for plan in plans if plan in kept]  # others are whole anyway
+            continue
         try:
             order = graphlib.TopologicalSorter(units).static_order()
             return program, list(order), scans

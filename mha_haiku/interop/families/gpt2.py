@@ -1,33 +1,18 @@
 """GPT-2: a causal model with learned positions and norms before each part."""
 
-from typing import Any
-
 import numpy as np
 
-from mha_haiku.core import fields
+from mha_haiku.core import fields, models
 from mha_haiku.interop.families import name_tables, rules
 
 
-def _scale(theirs: rules.Theirs) -> dict[str, Any]:
-    return {} if theirs["scale_attn_weights"] else {"attention.scale": 1.0}
-
-
-def _queries_scaled(query: np.ndarray, place: name_tables.Place, by: float):
-    # Where scores are divided by the layer's number, our queries are.
-    if by == 1 or not place.theirs["scale_attn_by_inverse_layer_idx"]:
-        return query
-    return query.astype(np.float32) * np.float32(by)
-
-
 # Queries, keys and values are side by side, along the last axis.
-def _to_ours(arrays: name_tables.Arrays, place: name_tables.Place):
-    query, *rest = np.split(arrays[0], 3, -1)
-    return [_queries_scaled(query, place, 1 / (place.layer + 1)), *rest]
+def _to_ours(arrays: name_tables.Arrays, config: models.ModelConfig):
+    return np.split(arrays[0], 3, -1)
 
 
-def _to_theirs(arrays: name_tables.Arrays, place: name_tables.Place):
-    query, *rest = arrays
-    return [np.concatenate([_queries_scaled(query, place, place.layer + 1), *rest], -1)]
+def _to_theirs(arrays: name_tables.Arrays, config: models.ModelConfig):
+    return [np.concatenate(arrays, -1)]
 
 
 GPT2 = name_tables.Family(
@@ -40,10 +25,9 @@ GPT2 = name_tables.Family(
         "norm.kind": "layer_norm",
         "norm.position": "pre",
     },
-    settings=(
-        name_tables.Setting("num_tokens", "vocab_size", 50257),
-        *rules.sizes(12, 768, 12, names=("n_layer", "n_embd", "n_head")),
-        name_tables.Setting("embedding.max_length", "n_positions", 1024),
+    rules=(
+        *rules.sizes("vocab_size", "n_layer", "n_embd", "n_head"),
+        name_tables.setting("embedding.max_length", "n_positions", 1024),
         name_tables.Rule(
             lambda theirs: {
                 "feed_forward.hidden_size": theirs["n_inner"] or 4 * theirs["n_embd"]
@@ -51,14 +35,7 @@ GPT2 = name_tables.Family(
             {"n_inner": name_tables.key(None, fields.integer(1, 2**22), int | None)},
         ),
         rules.activation("activation_function", "gelu_new"),
-        name_tables.Setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
-        name_tables.Rule(
-            _scale,
-            {
-                "scale_attn_weights": name_tables.key(True, kind=bool),
-                "scale_attn_by_inverse_layer_idx": name_tables.key(False, kind=bool),
-            },
-        ),
+        name_tables.setting("norm.epsilon", "layer_norm_epsilon", 1e-5),
     ),
     rows=(
         name_tables.row("embedding/embeddings", "wte.weight"),
@@ -81,12 +58,10 @@ GPT2 = name_tables.Family(
         ),
         name_tables.OutputHead("GPT2Model", rules.NO_LOGITS),
     ),
-    supported=rules.SUPPORTED_CAUSAL,
-    buffers=(".attn.bias", ".attn.masked_bias"),
-    aliases={
-        "hidden_size": "n_embd",
-        "max_position_embeddings": "n_positions",
-        "num_attention_heads": "n_head",
-        "num_hidden_layers": "n_layer",
+    supported={
+        **rules.SUPPORTED_CAUSAL,
+        "scale_attn_weights": (True,),
+        "scale_attn_by_inverse_layer_idx": (False,),
     },
+    buffers=(".attn.bias", ".attn.masked_bias"),
 )

@@ -6,14 +6,14 @@ from mha_haiku.core import models
 from mha_haiku.interop.families import name_tables, rules
 
 
-def _order(place: name_tables.Place) -> np.ndarray:
+def _order(config: models.ModelConfig) -> np.ndarray:
     """Orders the features `[K]` so that pairs are K/2 apart, as in our models.
 
     The first `turning` features of a head rotate, in pairs `turning / 2` apart. The
     halves of the others are appended to the halves of these, and have frequency 0.
     """
-    size = models.key_size(place.config)
-    frequencies = place.config.embedding.frequencies
+    size = models.key_size(config)
+    frequencies = config.embedding.frequencies
     turning = size if frequencies is None else 2 * np.count_nonzero(frequencies)
     features = np.arange(size)
     first, second = features[:turning].reshape(2, -1)
@@ -23,18 +23,18 @@ def _order(place: name_tables.Place) -> np.ndarray:
 
 # A head's query, key and value are one after the other: `[H 3 K, ...]`. Thirds of the
 # whole, as in GPT-2, would give wrong numbers and no error.
-def _to_ours(arrays: name_tables.Arrays, place: name_tables.Place):
+def _to_ours(arrays: name_tables.Arrays, config: models.ModelConfig):
     (x,) = arrays
-    features = _order(place)
-    parts = x.reshape(place.config.attention.num_heads, 3, -1, *x.shape[1:])
+    features = _order(config)
+    parts = x.reshape(config.attention.num_heads, 3, -1, *x.shape[1:])
     query, key, value = np.moveaxis(parts, 1, 0)
     parts = query[:, features], key[:, features], value
     return [part.reshape(-1, *x.shape[1:]).T for part in parts]
 
 
-def _to_theirs(arrays: name_tables.Arrays, place: name_tables.Place):
-    features = np.argsort(_order(place))
-    num_heads, rest = place.config.attention.num_heads, arrays[0].T.shape[1:]
+def _to_theirs(arrays: name_tables.Arrays, config: models.ModelConfig):
+    features = np.argsort(_order(config))
+    num_heads, rest = config.attention.num_heads, arrays[0].T.shape[1:]
     query, key, value = (x.T.reshape(num_heads, -1, *rest) for x in arrays)
     parts = np.stack([query[:, features], key[:, features], value], axis=1)
     return [parts.reshape(-1, *rest)]
@@ -50,13 +50,12 @@ GPT_NEOX = name_tables.Family(
         "norm.kind": "layer_norm",
         "norm.position": "pre",
     },
-    settings=(
-        name_tables.Setting("num_tokens", "vocab_size", 50432),
-        *rules.sizes(44, 6144, 64, 24576),
+    rules=(
+        *rules.SIZES,
         rules.activation("hidden_act", "gelu"),
-        name_tables.Setting("feed_forward.parallel", "use_parallel_residual", True),
-        name_tables.Setting("norm.epsilon", "layer_norm_eps", 1e-5),
-        name_tables.Setting("embedding.max_length", "max_position_embeddings", 2048),
+        name_tables.setting("feed_forward.parallel", "use_parallel_residual", True),
+        name_tables.setting("norm.epsilon", "layer_norm_eps", 1e-5),
+        name_tables.setting("embedding.max_length", "max_position_embeddings", 2048),
         rules.biases(True),
         rules.rotary("rotary_emb_base", "rotary_pct", 0.25),
     ),

@@ -5,13 +5,12 @@ arrays to our parameters. `save` renames parameters back to arrays. A row that d
 apply (a bias that a model lacks) is left out, as the model itself declares its
 parameters.
 
-Settings and rules declare the keys that they read. They get the result of `checked`, in
+Rules declare the keys that they read. They get the result of `checked`, in
 which every key is present, of the right type and in range.
 
 Linear maps of torch are `[out, in]`, ours are `[in, out]`.
 """
 
-import functools
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -41,32 +40,24 @@ def key(
     return fields.Field(default, "", check, kind)
 
 
-class Place(NamedTuple):
-    """The place of an array in a model."""
-
-    config: models.ModelConfig
-    theirs: Mapping[str, Any]  # the contents of `config.json`, checked
-    layer: int  # the layer's number; 0 outside of layers
-
-
 Arrays = list[np.ndarray]
 
 
 class Change(NamedTuple):
     """A transformation of arrays and its inverse."""
 
-    to_ours: Callable[[Arrays, Place], Arrays]
-    to_theirs: Callable[[Arrays, Place], Arrays]
+    to_ours: Callable[[Arrays, models.ModelConfig], Arrays]
+    to_theirs: Callable[[Arrays, models.ModelConfig], Arrays]
     # Whether a narrower dtype would lose numbers of theirs: ours are float32 at least,
     # and are written in the dtype of the other arrays.
     is_wide: bool = False
 
 
 def each(to_ours: Callable, to_theirs: Callable, *, is_wide: bool = False) -> Change:
-    """Makes the change that maps every array by itself, in any place."""
+    """Makes the change that maps every array by itself, in any model."""
     return Change(
-        lambda arrays, place: [to_ours(x) for x in arrays],
-        lambda arrays, place: [to_theirs(x) for x in arrays],
+        lambda arrays, config: [to_ours(x) for x in arrays],
+        lambda arrays, config: [to_theirs(x) for x in arrays],
         is_wide,
     )
 
@@ -83,13 +74,12 @@ class Row(NamedTuple):
     # Names such as `attention.self.query.weight`, without the layer's prefix.
     theirs: tuple[str, ...]
     change: Change  # from theirs to ours
-    layer: int = 0  # once names are whole; 0 outside of layers
 
-    def below(self, ours: str, theirs: str, layer: int = 0) -> "Row":
+    def below(self, ours: str, theirs: str) -> "Row":
         """Puts a prefix before all of our names, and one before all of theirs."""
         own = tuple(ours + name for name in self.ours)
         its = tuple(theirs + name for name in self.theirs)
-        return Row(own, its, self.change, layer)
+        return Row(own, its, self.change)
 
 
 def row(ours: str, theirs: str, change: Change = as_it_is) -> Row:
@@ -125,41 +115,31 @@ def query_key_value(theirs: str, change: Change) -> tuple[Row, ...]:
     )
 
 
-class Setting(NamedTuple):
-    """A field of `config.model` and its field of `config.json`."""
-
-    # Its name within `config.model`, as `feed_forward.hidden_size`; or one of the other
-    # arguments of `models.build`: num_tokens, feature_size, num_classes.
-    ours: str
-    theirs: str  # its name there
-    # The default of `transformers` for a missing key; None if there is none.
-    default: Any = None
-    # Other names of values: theirs to ours.
-    names: Mapping[Any, Any] | None = None
-    # Checks its values; by default as our field does.
-    check: fields.Check | None = None
-
-    @property
-    def keys(self) -> dict[str, fields.Field]:
-        if self.names is not None:
-            check = functools.partial(
-                checks.choice, choices=self.names, suggest=checks.meant
-            )
-            return {self.theirs: key(self.default, check, str)}
-        ours = _OURS[self.ours]
-        return {self.theirs: key(self.default, self.check or ours.check, ours.kind)}
-
-    def read(self, theirs: Mapping[str, Any]) -> dict[str, Any]:
-        value = theirs[self.theirs]
-        return {self.ours: value if self.names is None else self.names[value]}
-
-
 class Rule(NamedTuple):
-    """Several fields that belong together; see `Setting`."""
+    """Fields of `config.model` that follow from keys of `config.json`."""
 
-    read: Callable[[Mapping[str, Any]], dict[str, Any]]
-    # Keys that `read` reads, except keys of the family's settings.
-    keys: Mapping[str, fields.Field] = {}
+    read: Callable[[Mapping[str, Any]], dict[str, Any]]  # from all keys, checked
+    keys: Mapping[str, fields.Field] = {}  # those that no rule before it declares
+
+
+def setting(
+    ours: str, theirs: str, default: Any = None, names: Mapping[str, Any] | None = None
+) -> Rule:
+    """Makes the rule of a field of `config.model` that is a key of `config.json`.
+
+    Args:
+      ours: Its name within `config.model`, as `feed_forward.hidden_size`; or one of the
+        other arguments of `models.build`: num_tokens, feature_size, num_classes.
+      theirs: Its name there.
+      default: The default of `transformers` for a missing key; None if it must be
+        there.
+      names: Other names of values: theirs to ours.
+    """
+    if names is not None:
+        declared = key(default, fields.OneOf(names), str)
+        return Rule(lambda config: {ours: names[config[theirs]]}, {theirs: declared})
+    declared = key(default, _OURS[ours].check, _OURS[ours].kind)
+    return Rule(lambda config: {ours: config[theirs]}, {theirs: declared})
 
 
 class OutputHead(NamedTuple):
@@ -168,13 +148,11 @@ class OutputHead(NamedTuple):
     architecture: str  # its class in `transformers`, as `BertForMaskedLM`
     fields: Mapping[str, Any]  # what it sets in `config.model`
     rows: tuple[Row, ...] = ()  # its arrays, by their whole names
-    # A name that a file has if it has this head, and none of the heads before it.
-    has: str | None = None
     # Prefixes of arrays that the class stores and this head does not read.
     unused: tuple[str, ...] = ()
     # Names under which files may repeat an array: theirs to theirs.
     copies: Mapping[str, str] = {}
-    settings: tuple[Setting | Rule, ...] = ()  # what it reads of `config.json`
+    rules: tuple[Rule, ...] = ()  # how it reads `config.json`
 
 
 class Family(NamedTuple):
@@ -184,28 +162,32 @@ class Family(NamedTuple):
     prefix: str  # of names of the model's arrays, if it has a head
     layer: str  # what names of a layer's arrays begin with; `{}` is its number
     fields: Mapping[str, Any]  # what all its models have in `config.model`
-    settings: tuple[Setting | Rule, ...]  # what `config.json` says of the rest
+    rules: tuple[Rule, ...]  # how the rest is read from `config.json`
     rows: tuple[Row, ...]  # arrays outside of the layers
     layer_rows: tuple[Row, ...]  # arrays of a layer
-    heads: tuple[OutputHead, ...]  # what may read the last layer, the first that fits
+    heads: tuple[OutputHead, ...]  # what may read the last layer
     # Values of fields of `config.json` that change numbers and have to be as here,
     # where they are there at all.
     supported: Mapping[str, tuple[Any, ...]] = {}
     buffers: tuple[str, ...] = ()  # ends of names of arrays that hold no parameters
     # Ends and parts of names that older files have, and what they are now.
     renamed: Mapping[str, str] = {}
-    # Other names of keys of `config.json`, which count before the ones that we read.
-    aliases: Mapping[str, str] = {}
+
+
+def all_rows(family: Family, head: OutputHead, num_layers: int) -> list[Row]:
+    """Makes the rows of all arrays that a model may have, with whole names."""
+    rows = [row.below("", family.prefix) for row in family.rows]
+    rows += head.rows
+    for i in range(num_layers):
+        theirs = (family.prefix + family.layer).format(i)
+        rows += [x.below(f"encoder/layer_{i}/", theirs) for x in family.layer_rows]
+    return rows
 
 
 def keys_of(family: Family, head: OutputHead) -> dict[str, fields.Field]:
     """Collects the keys of `config.json` that a family and a head read."""
-    result: dict[str, fields.Field] = {}
-    settings = (*family.settings, *head.settings)
-    # A rule may read the key of a setting, whose default counts.
-    for setting in sorted(settings, key=lambda setting: isinstance(setting, Setting)):
-        result |= setting.keys
-    return result
+    rules = (*family.rules, *head.rules)
+    return {name: field for rule in rules for name, field in rule.keys.items()}
 
 
 @checks.user_mistakes()
@@ -224,12 +206,8 @@ def checked(
                 "supported: it would change numbers; "
                 f"{' or '.join(map(repr, accepted))} is."
             )
-    other_names = {
-        ours: name for name, ours in family.aliases.items() if name in theirs
-    }
     result = dict(theirs)
     for name, declared in keys_of(family, head).items():
-        said = other_names.get(name, name)
-        value = theirs.get(said, declared.default)
-        result[name] = declared.checked(f"config.json's {said}", value)
+        value = theirs.get(name, declared.default)
+        result[name] = declared.checked(f"config.json's {name}", value)
     return result

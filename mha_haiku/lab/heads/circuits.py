@@ -47,7 +47,7 @@ def weights(
 
     Grouped heads have the key and value of their group. Later operations (rotary
     positions, norms of queries and keys, smeared keys, the score's scale and
-    temperature, sinks and gates) are not included.
+    sinks and gates) are not included.
 
     Args:
       model: A model from `models.build` or `interop.load`.
@@ -64,10 +64,6 @@ def weights(
     config = running.config_of(model)
     parts = models.heads_of_layers(config)
     place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
-    if config.attention.differential:
-        raise ValueError(
-            f"heads have no separate weights with {models.shared_by_heads(config)}."
-        )
     num_heads, num_groups = len(place.names), place.num_key_value_heads
     if not num_heads:
         raise ValueError(f"{place.label} has no heads: all are pruned.")

@@ -255,10 +255,6 @@ def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     """
     score, (query, key, _) = map_.weighting.score, Projections.of(map_)
     ones = [jnp.ones((*x.shape[:-1], 1), map_.dtype) for x in (query, key)]
-    if isinstance(score, scores.Cosine):
-        lengths = [jnp.linalg.norm(x, axis=-1, keepdims=True) for x in (query, key)]
-        scale = score.aligned(query.ndim - 3).scale[..., None, :, None]
-        return scale / lengths[0], ones[1] / lengths[1]
     if isinstance(score, scores.Sigmoid):
         score = scores.DotProduct(score.scale, None)
     if not isinstance(score, scores.DotProduct):

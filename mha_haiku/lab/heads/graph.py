@@ -142,12 +142,11 @@ def of_model(model: models.Model) -> Graph:
     config = running.config_of(model)
     norms = models.NORM_PLACES[config.norm.position]
     has_residual = config.attention.residual and config.feed_forward.residual
-    if norms.end or norms.after or not has_residual or config.attention.differential:
+    if norms.end or norms.after or not has_residual:
         raise ValueError(
             "model must have a stream that is the sum of what heads and feed-forward "
-            "parts write: with norms only before parts (norm.position pre), "
-            "residual connections and no differential attention, got "
-            f"{config.norm.position!r}."
+            "parts write: with norms only before parts (norm.position pre) and "
+            f"residual connections, got {config.norm.position!r}."
         )
     heads = {x.path: (i, x) for i, x in enumerate(models.heads_of_layers(config))}
     units, num_decoder = models.hidden_sizes(config), models.num_decoder_layers(config)

@@ -363,7 +363,7 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
         for sums in zip(*(result["sums"] for result in results), strict=True)
     )
     composition = {}
-    if config is not None and not config.attention.differential:
+    if config is not None:
         composition = {kind: circuits.compositions(model, params, kind) for kind in by}
     return Reads(known.components, by, norms, counts, composition)
 

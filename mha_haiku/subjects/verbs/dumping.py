@@ -60,7 +60,7 @@ def dump(
         refuse(subject, "dump", "has no folder; give out")
     else:
         folder = subject.folder.attention / ("" if own is None else "own_text")
-    cluster.first_does(lambda: files.check_writable("out", folder))  # before the work
+    files.check_writable("out", folder)  # before the work
     found = measured(subject, own=own, **options)
     with checks.user_mistakes():
         found.check(is_finite=True)  # before any file changes

@@ -195,16 +195,14 @@ def learn_gates(
         "pruned and tuned": Subject.of_folder(folder),
     }
     # Training from scratch cannot make up for pretraining.
-    learned_elsewhere = (
-        imported_runs.is_imported(subject.config) or subject.config.init_from
-    )
-    if scratch and not learned_elsewhere:
+    if scratch and not imported_runs.is_imported(subject.config):
         config = by_name["pruned and tuned"].config
         config = config.replace(
             training=dict(steps=subject.step + steps + tuning_steps)
         )
         other = Path(out) / "scratch"
-        loop.train_whole(config, other)
+        if loop.train(config, other).interrupted:
+            raise KeyboardInterrupt
         by_name["the same from scratch"] = Subject.of_folder(other)
     points = prune_sweep.points(list(by_name.values()), list(by_name))
     title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"

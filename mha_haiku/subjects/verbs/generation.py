@@ -57,8 +57,8 @@ def generate(
 
     Raises:
       ValueError: If the model continues no text, the prompt cannot be encoded or
-        leaves no room, the options contradict themselves, or logits of a function are
-        not finite, as past the end of a table of positions.
+        leaves no room, or logits of a function are not finite, as past the end of a
+        table of positions.
     """
     prompts = [prompt] if isinstance(prompt, str) else prompt
     options = dict(temperature=temperature, top_k=top_k, top_p=top_p)
@@ -85,19 +85,22 @@ def stream(
         raise TypeError(f"prompt must be a text or a list of texts, got {got}.")
     if subject.model.config is None:
         strategy = _strategy("prompt", **options)
-        if tokens is not None:
-            checks.positive_integer("tokens", tokens)
         return iter([[_continued(subject, x, strategy, tokens, seed) for x in prompts]])
     subject = check_task(subject, "generate")
-    kind = _kind(subject)
+    kind, task = _kind(subject), subject.task
     strategy = _strategy(kind, **options)
-    encoded = [_encoded(subject, kind, prompt) for prompt in prompts]
-    if kind == "prompt":
-        subject, tokens = _with_room(subject, max(map(len, encoded)), tokens)
-    else:
-        tokens = _room_of_answers(subject, tokens)
     if strategy.top_k is not None:
-        checks.integer_in("top_k", strategy.top_k, 1, subject.task.num_classes)
+        checks.integer_in("top_k", strategy.top_k, 1, task.num_classes)
+    encode = task.prompt if kind == "prompt" else task.encode
+    encoded = [np.asarray(encode(prompt), np.int32) for prompt in prompts]
+    most = imported_runs.most_positions(subject.config)
+    if kind == "source":  # the start token takes a position
+        tokens = _count(0, tokens, task.target_length or 1, most)
+    else:
+        longest = max(map(len, encoded))
+        tokens = _count(longest, tokens, _TOKENS, most)
+        if most is None:
+            subject = _with_room(subject, longest + tokens)
     return _decoded(subject, kind, encoded, strategy, tokens, seed)
 
 
@@ -153,14 +156,8 @@ def _kind(subject: RunSubject) -> str:
         return "source"
     if model.family == "causal" and task.continues and model.output.logits:
         return "prompt"
-    why = f"is of family {model.family!r}, which writes no text"
-    if model.family == "causal":
-        why = f"has the task {task.name!r}, whose targets are no next tokens"
-    refuse(
-        subject,
-        "generate",
-        f"{why}; a causal model of a text and an encoder_decoder do",
-    )
+    what = f"{task.name!r} with a model of family {model.family!r}"
+    refuse(subject, "generate", f"has the task {what}, which writes no text")
 
 
 def _strategy(
@@ -174,52 +171,7 @@ def _strategy(
     if temperature is None:
         is_greedy = kind == "source" and top_k is None and top_p is None
         temperature = 0.0 if is_greedy else _TEMPERATURE
-    for name, value in (("top_k", top_k), ("top_p", top_p)):
-        if value is not None and not temperature:
-            raise ValueError(
-                f"{name} must be left out with temperature 0, which takes the "
-                "likeliest token."
-            )
     return decoding.Sampled(float(temperature), top_k, top_p)
-
-
-def _encoded(subject: RunSubject, kind: str, text: str) -> np.ndarray:
-    """Encodes a prompt or source, `[t]` int32."""
-    task = subject.task
-    try:
-        if not text:
-            raise ConfigError("it must not be empty.")
-        encode = task.prompt if kind == "prompt" else task.encode
-        tokens = np.asarray(encode(text), np.int32)
-        if kind == "source" and (length := len(tokens)) > task.sequence_length:
-            raise ConfigError(
-                f"it must be of at most {task.sequence_length} tokens, as the longest "
-                f"of the model's training, got {length}."
-            )
-    except ConfigError as error:
-        raise ConfigError(f"{kind} {checks.shown(text)}: {error}") from None
-    return tokens
-
-
-def _with_room(
-    subject: RunSubject, prompt: int, tokens: int | None
-) -> tuple[RunSubject, int]:
-    """Finds the subject and number of tokens for texts that continue prompts."""
-    # A model has not learned distances beyond its training length: past it the held-out
-    # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
-    # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
-    trained = subject.task.sequence_length
-    most = imported_runs.most_positions(subject.config)
-    count = _count(prompt, tokens, _TOKENS, most)
-    if most is not None or prompt + count <= trained:
-        return subject, count
-    if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
-        _logger.warning(
-            f"{prompt + count} tokens are more than the {trained} of the model's "
-            "training: its behavior past these is untrained."
-        )
-        return subject, count
-    return _windowed(subject, trained - 1), count
 
 
 def _count(prompt: int, tokens: int | None, usual: int, most: int | None) -> int:
@@ -227,24 +179,32 @@ def _count(prompt: int, tokens: int | None, usual: int, most: int | None) -> int
 
     The model has `most` positions, or any number.
     """
-    name, room = "tokens", _MOST_TOKENS
-    if most is not None:
-        name = f"tokens, after a prompt of {prompt} and with {most} positions,"
-        room = most - prompt
-        if room < 1:
-            raise ConfigError(
-                f"prompt must be of at most {most - 1} tokens, as the model has {most} "
-                f"positions, got {prompt}."
-            )
-    return checks.integer_in(
-        name, min(usual, room) if tokens is None else tokens, 1, room
-    )
+    room = _MOST_TOKENS if most is None else most - prompt
+    if room < 1:
+        raise ConfigError(
+            f"prompt must be of fewer tokens than the {most} positions of the model, "
+            f"got {prompt}."
+        )
+    count = min(usual, room) if tokens is None else tokens
+    return checks.integer_in(f"tokens after a prompt of {prompt}", count, 1, room)
 
 
-def _windowed(subject: RunSubject, reach: int) -> RunSubject:
-    """Limits the model of a subject to `reach` positions before the current one."""
+def _with_room(subject: RunSubject, size: int) -> RunSubject:
+    """Returns the subject, with windows where a text exceeds the training's length."""
+    # A model has not learned distances beyond its training length: past it the held-out
+    # loss of configs/text_lm.py rises from 1.2 to 3.2 within 256 tokens, about a
+    # unigram's loss. If a token sees only the T - 1 before it, the loss stays at 1.2.
+    trained = subject.task.sequence_length
+    if size <= trained:
+        return subject
+    if modules.POSITION_SCHEMES[subject.config.model.embedding.positions].embed:
+        _logger.warning(
+            f"{size} tokens are more than the {trained} of the model's training: its "
+            "behavior past these is untrained."
+        )
+        return subject
     windows = [
-        reach if window is None else min(window, reach)
+        trained - 1 if window is None else min(window, trained - 1)
         for window in models.windows(subject.config.model)
     ]
     window = windows if len(set(windows)) > 1 else windows[0]
@@ -260,13 +220,6 @@ def _windowed(subject: RunSubject, reach: int) -> RunSubject:
     return subject.replace(config=config, model=model)
 
 
-def _room_of_answers(subject: RunSubject, tokens: int | None) -> int:
-    """Finds the number of tokens of an answer; the start token takes a position."""
-    most = imported_runs.most_positions(subject.config) or _MOST_TOKENS
-    longest = subject.task.target_length if tokens is None else tokens
-    return checks.integer_in("tokens", longest, 1, most)
-
-
 def _continued(
     subject: Subject,
     prompt: str,
@@ -275,29 +228,27 @@ def _continued(
     seed: int,
 ) -> str:
     """Continues a prompt without a cache: each token takes a run over all of them."""
-    written = np.asarray(subject.codec.prompt(prompt), np.int32).tolist()
+    codec = subject.codec
+    written = np.asarray(codec.prompt(prompt), np.int32).tolist()
     if not written:
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
-    tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, subject.codec.max_length)
-    subject.codec.check(example_rows.example(np.array([written])))
+    tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, codec.max_length)
+    codec.check(example_rows.example(np.array([written])))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
-        keys = jax.random.fold_in(key, i)[None]
         logits = _logits(subject, written, room)
         # Those of tokens that are never written may be -inf.
         if not np.isfinite(logits.max()):
-            size = room or len(written)
             raise ValueError(
                 f"tokens must be as many as the model has positions for, got {tokens}: "
-                f"in a row of {size} the logits at position {len(written) - 1} are not "
-                "finite."
+                f"the logits after {len(written)} tokens are not finite."
             )
-        token = int(strategy.choose(logits, keys)[0])
-        if token in subject.codec.end_tokens:
+        token = int(strategy.choose(logits, jax.random.fold_in(key, i)[None])[0])
+        if token in codec.end_tokens:
             break
         written.append(token)
-    return subject.codec.decode(written[start:])
+    return codec.decode(written[start:])
 
 
 def _is_causal(subject: Subject, tokens: Sequence[int]) -> bool:

@@ -91,5 +91,6 @@ def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> 
     if steps:
         written = folders.read_config(folder)
         assert written is not None  # by this function or before
-        loop.train_whole(written, folder.root)
+        if loop.train(written, folder.root).interrupted:
+            raise KeyboardInterrupt
     return folder.root

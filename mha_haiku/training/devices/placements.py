@@ -90,12 +90,7 @@ class Replicas:
 
         An index of the global batch `[N]` int32 is on exactly one device.
         """
-        size, rest = divmod(batch_size, len(self.devices))
-        if rest:
-            raise ValueError(
-                f"batch_size must be a multiple of {len(self.devices)} devices, got "
-                f"{batch_size}."
-            )
+        size = batch_size // len(self.devices)
         first = jax.lax.axis_index(_AXIS) * size
         return make((first + jnp.arange(size)).astype(jnp.int32))
 

@@ -6,15 +6,13 @@ the arrays and of itself. Both are written to another folder, which then gets it
 in one step: a `<step>/` that does not match its manifest was damaged later.
 """
 
-import errno
 import hashlib
 import json
 import logging
-import math
 import os
 import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,17 +20,16 @@ import jax
 import numpy as np
 from jax.tree_util import keystr
 
-from mha_haiku.core import checks, fields
+from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs.files import SaveError
+from mha_haiku.training.runs import files
 
 _logger = logging.getLogger("mha_haiku")
 
 _ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
 _STEP = re.compile("0|[1-9][0-9]{0,17}")
 _PARTIAL = re.compile(r"\.\d+\.partial")  # what a kill leaves
-_ROOM = 2**16  # bytes that a checkpoint takes in addition to its arrays
-_FIELD = re.compile(r"\.\w+|\[[^]]*\]")  # the first part of an array's name
+_OF_0_2 = ".health"  # a field that checkpoints of mha_haiku 0.2 have in addition
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -45,21 +42,14 @@ class Checkpoint(NamedTuple):
     held_out_loss: float | None
     window: Mapping[str, float]  # sums of a report that was not due yet; {} if none
 
-    def __str__(self) -> str:
-        return f"The checkpoint of step {self.step} in {self.folder.parent}"
+    def arrays(self, fields: Sequence[str] = (".",)) -> dict[str, np.ndarray]:
+        """Reads the arrays by name; by default of all fields of the tree."""
+        import safetensors
 
-    def arrays(self, parts: Sequence[str] = ()) -> dict[str, np.ndarray]:
-        """Reads the arrays by name; only of these fields of the tree, if any."""
-        with _opened(self.folder) as file:
-            names = [x for x in file.keys() if not parts or fields_of([x]) <= {*parts}]
+        with safetensors.safe_open(self.folder / _ARRAYS, framework="numpy") as file:
+            names = [name for name in file.keys() if name.startswith(tuple(fields))]
+            names = [name for name in names if not name.startswith(_OF_0_2)]
             return {name: file.get_tensor(name) for name in names}
-
-
-class _Manifest(NamedTuple):
-    step: int
-    held_out_loss: float | None
-    files: Mapping[str, str]  # sha256 by name
-    window: Mapping[str, float] = {}
 
 
 class _DamageError(Exception):
@@ -78,24 +68,16 @@ def newest(root: Path) -> Checkpoint | None:
     It logs a warning about each damaged step after it. ConfigError if no step is good,
     or one cannot be read.
     """
-    damaged = []
-    for step in reversed(steps(root)):
+    saved = steps(root)
+    for step in reversed(saved):
         try:
-            good = _verified(root / str(step))
+            return _verified(root / str(step))
         except _DamageError as error:
-            damaged.append(f"step {step}: {error}")
-            continue
-        if damaged:
-            _logger.warning(
-                f"In {root} these checkpoints are damaged: {'; '.join(damaged)}. The "
-                f"newest good one is of step {step}."
-            )
-        return good
-    if damaged:
+            _logger.warning(f"{error}; the one before it is used.")
+    if saved:
         raise ConfigError(
-            f"No checkpoint in {root} is good: {'; '.join(damaged)}.\n"
-            "Put back a copy of one, take another workdir, or remove this one to "
-            "start from the beginning."
+            f"All checkpoints in {root} are damaged.\nPut back a copy of one, take "
+            "another workdir, or remove this one to start from the beginning."
         )
     return None
 
@@ -106,22 +88,19 @@ def read(root: Path, step: int | None = None) -> Checkpoint:
     Raises:
       ConfigError: If there is no such step, or it is damaged.
     """
-    listed = ", ".join(map(str, steps(root)))
-    if step is None and (found := newest(root)) is not None:
-        return found
+    saved = ", ".join(map(str, steps(root))) or "none"
     if step is None:
+        if (checkpoint := newest(root)) is not None:
+            return checkpoint
         raise ConfigError(f"There are no checkpoints in {root}.")
     if step not in steps(root):
         raise ConfigError(
-            f"There is no checkpoint of step {step} in {root}; there are: {listed}."
+            f"There is no checkpoint of step {step} in {root}; there are: {saved}."
         )
     try:
         return _verified(root / str(step))
     except _DamageError as error:
-        raise ConfigError(
-            f"The checkpoint of step {step} in {root} is damaged: {error}.\n"
-            f"There are: {listed}."
-        ) from None
+        raise ConfigError(f"{error}.\nThere are: {saved}.") from None
 
 
 def save(
@@ -135,52 +114,48 @@ def save(
     """Writes a tree of host arrays; keeps the newest two steps, and the best.
 
     The smallest `held_out_loss` marks the best. What is at this step, which can only be
-    damaged or the same, is replaced.
-
-    Raises:
-      SaveError: If it cannot be written; then the others are unchanged.
-      ValueError: If `held_out_loss` is not finite.
+    damaged or the same, is replaced. SaveError if it cannot be written; then the others
+    are unchanged.
     """
-    if held_out_loss is not None and not math.isfinite(held_out_loss):
-        raise ValueError(f"held_out_loss must be finite, got {held_out_loss}.")
-    partial = root / f".{step}.partial"
+    import safetensors.numpy
+
+    arrays = {
+        keystr(path): np.asarray(leaf, order="C")
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+    partial, folder = root / f".{step}.partial", root / str(step)
     try:
         root.mkdir(parents=True, exist_ok=True)
         for name in filter(_PARTIAL.fullmatch, os.listdir(root)):
             shutil.rmtree(root / name)
         partial.mkdir()
-        digest = _write_arrays(partial / _ARRAYS, tree)
-        manifest = _Manifest(step, held_out_loss, {_ARRAYS: digest}, dict(window or {}))
-        contents = manifest._asdict()
-        text = json.dumps(contents | {"sha256": _sha256_of(contents)}, indent=1)
-        (partial / _MANIFEST).write_text(text)
-        for path in (partial / _ARRAYS, partial / _MANIFEST, partial):
-            _to_disk(path)
-        if (root / str(step)).exists():
-            _remove(root / str(step))
-        os.replace(partial, root / str(step))
+        # Not by its `save_file`, which maps the file: there a full disk is fatal.
+        content = safetensors.numpy.save(arrays)
+        contents: dict[str, Any] = {"step": step, "held_out_loss": held_out_loss}
+        contents["files"] = {_ARRAYS: hashlib.sha256(content).hexdigest()}
+        contents["window"] = dict(window or {})
+        contents["sha256"] = files.sha256_of(contents)
+        _write(partial / _ARRAYS, content)
+        _write(partial / _MANIFEST, json.dumps(contents, indent=1).encode())
+        _to_disk(partial)
+        if folder.exists():
+            _remove(folder)
+        os.replace(partial, folder)
         _to_disk(root)
-    except Exception as error:  # safetensors has errors of its own
+    except OSError as error:
         shutil.rmtree(partial, ignore_errors=True)
-        why = getattr(error, "strerror", None) or " ".join(str(error).split())[:200]
-        good = [x for x in steps(root) if x < step]
-        kept = (
-            f"the newest before it is of step {good[-1]}" if good else "there is none"
-        )
-        raise SaveError(
-            f"The checkpoint of step {step} could not be written in {root} ({why}); "
-            f"{kept}."
+        raise files.SaveError(
+            f"The checkpoint of step {step} could not be written in {root}: "
+            f"{error.strerror}. Earlier ones are unchanged."
         ) from error
     _prune(root, step)
 
 
-def restored(arrays: Arrays, abstract: Any, where: str) -> Any:
+def restored(arrays: Arrays, abstract: Any) -> Any:
     """Makes a tree from arrays by name.
 
     `abstract` has the shapes and dtypes of the tree, as from `jax.eval_shape`.
-
-    Raises:
-      ConfigError: If the arrays have other names, shapes or dtypes.
+    ConfigError if the arrays have other names, shapes or dtypes.
     """
     leaves = jax.tree.leaves_with_path(abstract)
     requested = {keystr(path): leaf for path, leaf in leaves}
@@ -188,29 +163,18 @@ def restored(arrays: Arrays, abstract: Any, where: str) -> Any:
     unknown = [name for name in arrays if name not in requested]
     if differ := checks.lacks_and_has(missing, unknown, 3):
         raise ConfigError(
-            f"{where} does not hold the parameters of this config's model:\n{differ}."
+            f"The checkpoint does not hold this config's model:\n{differ}."
         )
     for name, leaf in requested.items():
         for what in ("shape", "dtype"):
             before, after = getattr(arrays[name], what), getattr(leaf, what)
             if before != after:
                 raise ConfigError(
-                    f"{where} has the {what} {before} at {name}; this config's model "
-                    f"has {after}."
+                    f"The checkpoint has the {what} {before} at {name}; this config's "
+                    f"model has {after}."
                 )
     ordered = [arrays[name] for name in requested]
     return jax.tree.unflatten(jax.tree.structure(abstract), ordered)
-
-
-def fields_of(names: Iterable[str]) -> set[str]:
-    """Collects the fields of a tree: the first parts of array names, ".params"."""
-    return {match[0] for match in map(_FIELD.match, names) if match}
-
-
-def _opened(folder: Path) -> Any:
-    import safetensors
-
-    return safetensors.safe_open(folder / _ARRAYS, framework="numpy")
 
 
 def _verified(folder: Path) -> Checkpoint:
@@ -220,71 +184,50 @@ def _verified(folder: Path) -> Checkpoint:
     is a ConfigError: the checkpoint may be good.
     """
     try:
-        manifest = _read_manifest(folder)
-        if folder.name != str(manifest.step):
-            raise _DamageError(f"{_MANIFEST} is of step {manifest.step}")
-        if _sha256(folder / _ARRAYS) != manifest.files[_ARRAYS]:
-            raise _DamageError(f"{_ARRAYS} is not as it was written")
+        step, loss, digest, window = _read_manifest(folder)
+        with (folder / _ARRAYS).open("rb") as file:
+            if hashlib.file_digest(file, "sha256").hexdigest() != digest:
+                raise _DamageError(f"{folder / _ARRAYS} is damaged")
     except (FileNotFoundError, NotADirectoryError) as error:
-        name = os.path.basename(error.filename)
-        raise _DamageError(f"it has no {name}") from None
+        raise _DamageError(f"{error.filename} is missing") from None
     except OSError as error:
         raise ConfigError(
             f"{error.filename} cannot be read: {error.strerror}."
         ) from None
-    return Checkpoint(folder, manifest.step, manifest.held_out_loss, manifest.window)
+    return Checkpoint(folder, step, loss, window)
 
 
-def _read_manifest(folder: Path) -> _Manifest:
-    content = (folder / _MANIFEST).read_bytes()
+def _read_manifest(folder: Path) -> tuple[int, float | None, str, dict[str, float]]:
+    """Reads step, held-out loss, sha256 of the arrays, and window of a checkpoint."""
+    path = folder / _MANIFEST
+    content = path.read_bytes()
     try:
         contents = json.loads(content)
-        digest = contents.pop("sha256", None)
-        if digest is None:  # mha_haiku 0.2 wrote no sha256, and the window apart
-            window, files = folder / "window.json", contents["files"]
-            if files.pop(window.name, None):
-                contents["window"] = json.loads(window.read_bytes())
-            del contents["arrays"]
-        elif digest != _sha256_of(contents):
+        digests, window = contents["files"], contents.get("window", {})
+        if (digest := contents.pop("sha256", None)) is None:  # of mha_haiku 0.2
+            if "window.json" in digests:
+                window = json.loads((folder / "window.json").read_bytes())
+        elif digest != files.sha256_of(contents):
             raise ValueError
-        manifest = fields.decoded(_Manifest, contents, "")
-        if list(manifest.files) != [_ARRAYS]:
+        if contents["step"] != int(folder.name):
             raise ValueError
+        return contents["step"], contents["held_out_loss"], digests[_ARRAYS], window
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        raise _DamageError(f"{_MANIFEST} is damaged") from None
-    return manifest
-
-
-def _write_arrays(path: Path, tree: Any) -> str:
-    """Writes a tree of host arrays; returns the file's sha256."""
-    import safetensors.numpy
-
-    leaves = jax.tree.leaves_with_path(tree)
-    arrays = {keystr(place): np.asarray(x, order="C") for place, x in leaves}
-    if len(arrays) < len(leaves):
-        raise ValueError("arrays must have names of their own")
-    # safetensors maps the file into memory, where a full disk is fatal.
-    size = sum(array.nbytes for array in arrays.values())
-    if shutil.disk_usage(path.parent).free < size + _ROOM:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(path))
-    # It makes files that only their owner can read; these have the umask's mode.
-    path.touch()
-    mode = path.stat().st_mode
-    safetensors.numpy.save_file(arrays, path)
-    path.chmod(mode)
-    return _sha256(path)
+        raise _DamageError(f"{path} is damaged") from None
 
 
 def _prune(root: Path, last: int) -> None:
     """Removes steps up to `last` but the newest two and that of the least loss."""
-    saved, losses = [step for step in steps(root) if step <= last], {}
+    losses: dict[int, float] = {}
+    saved = [step for step in steps(root) if step <= last]
     for step in saved:
         try:
-            losses[step] = _read_manifest(root / str(step)).held_out_loss
+            _, loss, *_ = _read_manifest(root / str(step))
         except (_DamageError, FileNotFoundError, NotADirectoryError):
-            losses[step] = None
-    with_loss = [step for step in saved if losses[step] is not None]
-    best = min(with_loss, key=losses.__getitem__, default=None)
+            continue
+        if loss is not None:
+            losses[step] = loss
+    best = min(losses, key=losses.__getitem__, default=None)
     for step in saved[:-2]:
         if step != best:
             _remove(root / str(step))
@@ -296,19 +239,16 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder)
 
 
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+def _write(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
 
 
-def _sha256_of(contents: Mapping[str, Any]) -> str:
-    text = json.dumps(contents, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _to_disk(path: Path) -> None:
-    """Waits until a file, or the entries of a folder, are on the disk itself."""
-    descriptor = os.open(path, os.O_RDONLY)
+def _to_disk(folder: Path) -> None:
+    """Waits until the entries of a folder are on the disk itself."""
+    descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:

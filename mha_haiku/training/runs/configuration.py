@@ -4,9 +4,7 @@ Every mistake found here is a `ConfigError` that names the field by its whole pa
 before anything compiles.
 """
 
-import copy
 import dataclasses
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -22,11 +20,15 @@ from mha_haiku.training.optimizers import OptimizerConfig
 _STEPS = fields.integer(1, 2**31 - 1)
 _COUNT = fields.integer(1, 2**24)
 _PARTS = fields.integer(1, 2**20)
-# Fields of mha_haiku 0.2, with the values that mean the same as no such field.
-_GONE = {
-    "config.training.seeds": (1,),
-    "config.training.samples": range(2**10 + 1),
-    "config.model.embedding.image": (None,),
+# Fields of earlier versions that do not matter to a run that has begun, and values of
+# others that mean the same as no such field.
+_IDLE = ("init_from", "devices.data", "training.tensorboard", "training.samples")
+_IDLE += ("training.non_finite", "training.max_skips", "model.rematerialize")
+_NEUTRAL = {
+    "training.seeds": 1,
+    "model.embedding.image": None,
+    "model.attention.differential": False,
+    "model.attention.temperature": 1.0,
 }
 
 
@@ -47,17 +49,6 @@ class TrainingConfig(Section, path="config.training"):
         "steps between measurements of heads for heads/timeline.png; 0 for none",
         fields.integer(0, 2**31 - 1),
     )
-    non_finite: str = field(
-        "abort",
-        "what to do at a step whose loss or gradient is not finite",
-        OneOf(("abort", "skip")),
-    )
-    max_skips: int = field(
-        10,
-        "with skip: maximum of skipped steps in a row; one more ends the run",
-        _STEPS,
-    )
-    tensorboard: bool = field(False, "whether TensorBoard files are written too")
 
 
 class SavedMapsConfig(Section, path="config.attention"):
@@ -81,40 +72,23 @@ class SavedMapsConfig(Section, path="config.attention"):
 
 
 class DevicesConfig(Section, path="config.devices"):
-    """The division of a run's work over devices."""
+    """The division of a run's work over devices.
 
-    data: int | None = field(
-        None,
-        "parts that each batch is divided into; None for devices / (heads * sequence)",
-        _PARTS,
-    )
+    The batch is divided into as many parts as heads and sequence leave devices.
+    """
+
     heads: int = field(1, "parts that heads and hidden units are divided into", _PARTS)
     sequence: int = field(1, "parts that positions are divided into", _PARTS)
     shard_parameters: bool = field(
         False, "whether parameters and optimizer state are divided over data as well"
     )
 
-    @property
-    def divide_models(self) -> bool:
-        """Whether a device holds less than a whole model."""
-        return self.heads * self.sequence > 1 or self.shard_parameters
-
 
 class RunConfig(Section, path="config"):
-    """The config of a run; `task` and `data` have the options of its task.
-
-    Example:
-      >>> config = mh.runs.default_config("reverse")
-      >>> config = config.replace(seed=1, training=dict(steps=100))
-      >>> config.seed, config.training.steps, config.model.num_layers
-      (1, 100, 1)
-    """
+    """The config of a run; `task` and `data` have the options of its task."""
 
     seed: int = field(
         0, "seed of all random numbers of the run", fields.integer(0, 2**32 - 1)
-    )
-    init_from: str = field(
-        "", "folder of a run whose parameters this one starts from; '' for random ones"
     )
     if TYPE_CHECKING:  # whose fields are known only at run time
         task: Any
@@ -164,8 +138,9 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 
     Example:
       >>> config = mh.runs.default_config("induction")
-      >>> config.task.name, config.model.family
-      ('induction', 'causal')
+      >>> config = config.replace(seed=1, training=dict(steps=100))
+      >>> config.seed, config.training.steps, config.model.family
+      (1, 100, 'causal')
     """
     name = task if isinstance(task, str) else _registered(task)
     model = ModelConfig().replace(**fields.nested(tasks.model_defaults(name)))
@@ -181,10 +156,11 @@ def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
 def with_task(config: RunConfig, task: tasks.Task) -> RunConfig:
     """Returns a config that describes a task, whose class it registers."""
     sections = _sections(_registered(task))
-    options = tasks.values(task)
-    return config.replace(
-        **{key: section.replace(**options[key]) for key, section in sections.items()}
-    )
+    changes = {}
+    for key, section in sections.items():
+        options = {x: getattr(task, x) for x in vars(section) if x != "name"}
+        changes[key] = section.replace(**options)
+    return config.replace(**changes)
 
 
 def _sections(task_name: str) -> dict[str, Any]:
@@ -239,35 +215,25 @@ def check_length(model: ModelConfig, task: tasks.Task) -> None:
 
 def _check_kind(model: ModelConfig, task: tasks.Task, example: tasks.Example) -> None:
     """Checks that the model fits the inputs and the targets of the task."""
-    families, why, pool = ("encoder", "causal"), "", model.output.pool
-    is_whole = example.targets.ndim == 0
-    has, pools = "a target for each position", "None"
-    if is_whole and task.labels_whole:
-        has, pools = "one target for all positions", "'first' or 'mean'"
-    elif is_whole:
-        has = "a set as its input"
-    if task.continues:
+    families, pools, why = ("encoder", "causal"), (None,), ""
+    if task.labels_whole:
+        pools = ("first", "mean") if model.family == "encoder" else ("mean",)
+    elif example.targets.ndim == 0:  # one of the inputs is the answer
+        families = ("set_classifier",)
+    elif task.continues:
         families = ("causal",)
         why = "\nIts targets are the next inputs, which another family sees."
     elif example.decoder_inputs is not None:
         families = ("encoder_decoder",)
-    elif is_whole and not task.labels_whole:
-        families = ("set_classifier",)
-    if model.family not in families:
-        raise ConfigError(
-            f"config.model.family must be {' or '.join(map(repr, families))} for the "
-            f"task {task.name!r}, got {model.family!r}.{why}"
-        )
-    if (pool is None) != (pools == "None"):
-        raise ConfigError(
-            f"config.model.output.pool must be {pools} to train: the task "
-            f"{task.name!r} has {has}, got {pool!r}."
-        )
-    if pool == "first" and model.family == "causal":
-        raise ConfigError(
-            "config.model.output.pool must be 'mean' with family = 'causal', whose "
-            "first position sees nothing but itself, got 'first'."
-        )
+    for name, value, valid in (
+        ("family", model.family, families),
+        ("output.pool", model.output.pool, pools),
+    ):
+        if value not in valid:
+            raise ConfigError(
+                f"config.model.{name} must be {' or '.join(map(repr, valid))} for the "
+                f"task {task.name!r}, got {value!r}.{why}"
+            )
 
 
 def make_placement(
@@ -277,7 +243,7 @@ def make_placement(
     """Makes the placement of a run; raises what `check_devices` raises."""
     shared = config.devices
     check_devices(shared, config.model, config.training, len(available))
-    if not shared.divide_models:
+    if shared.heads * shared.sequence == 1 and not shared.shard_parameters:
         return devices.Replicas(available)
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
     return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
@@ -289,19 +255,13 @@ def check_devices(
     training: TrainingConfig,
     num_devices: int,
 ) -> None:
-    """Raises ConfigError unless `num_devices` devices can share the work of a run.
-
-    The sizes of the mesh must multiply to the devices, and divide what they share.
-    """
+    """Raises ConfigError unless `num_devices` devices can share the work of a run."""
     heads, sequence = shared.heads, shared.sequence
-    data, rest = shared.data, 0
-    if data is None:
-        data, rest = divmod(num_devices, heads * sequence)
-    if rest or data * heads * sequence != num_devices:
-        given = f"data {shared.data or 'any'} x heads {heads} x sequence"
+    data, rest = divmod(num_devices, heads * sequence)
+    if rest:
         raise ConfigError(
-            f"config.devices must multiply to the {num_devices} available "
-            f"device{'s' * (num_devices > 1)}, got {given} {sequence}."
+            f"config.devices.heads {heads} x sequence {sequence} must divide the "
+            f"{num_devices} available devices."
         )
     if sequence > 1 and model.family == "encoder_decoder":
         raise ConfigError(
@@ -315,43 +275,31 @@ def check_devices(
                 model.attention.implementation,
                 attention.IN_A_RING,
             )
-    _check_heads(model, heads)
-    size = training.batch_size
-    if rest := size % data:
-        below, above = size - rest, size - rest + data
+    counts = [(x, "hidden units") for x in models.hidden_sizes(model)]
+    for layer in models.heads_of_layers(model):
+        counts.append((len(layer.names), f"heads of {layer.label}"))
+        if layer.names and layer.groups is None:
+            count = layer.num_key_value_heads
+            counts.append((count, f"key/value heads of {layer.label}"))
+    for count, what in counts:
+        if count % heads:
+            raise ConfigError(
+                f"config.devices.heads must divide the {count} {what}, got {heads}."
+            )
+    if training.batch_size % data:
         raise ConfigError(
             f"config.training.batch_size must be a multiple of the {data} devices that "
-            f"share it, got {size}; the nearest: "
-            f"{f'{below} and {above}' if below else above}."
+            f"share it, got {training.batch_size}."
         )
 
 
 def check_sequence(shared: DevicesConfig, length: int) -> None:
     """Raises ConfigError if the devices cannot share T = `length` positions."""
-    parts = shared.sequence
-    if length % parts:
-        why = "be at most" if length < parts else "divide"
+    if length % shared.sequence:
         raise ConfigError(
-            f"config.devices.sequence must {why} the {length} positions of an example, "
-            f"got {parts}."
+            f"config.devices.sequence must divide the {length} positions of an "
+            f"example, got {shared.sequence}."
         )
-
-
-def _check_heads(model: ModelConfig, parts: int) -> None:
-    counts = []
-    for layer in models.heads_of_layers(model):
-        counts.append((len(layer.names), "heads", layer.label))
-        if layer.names and layer.groups is None:
-            count = layer.num_key_value_heads
-            counts.append((count, "key/value heads", layer.label))
-    for i, size in enumerate(models.hidden_sizes(model)):
-        counts.append((size, "hidden units", f"layer {i}"))
-    for count, what, layer in counts:
-        if count % parts:
-            raise ConfigError(
-                f"config.devices.heads must divide the {count} {what} of {layer}, got "
-                f"{parts}."
-            )
 
 
 def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
@@ -368,81 +316,23 @@ def make_task(config: RunConfig, kept: tasks.Kept | None = None) -> tasks.Task:
         raise ConfigError(path + str(error)) from None
 
 
-def of_json(
-    values: dict[str, Any], directory: str | None = None, *, trust: bool = False
-) -> RunConfig:
-    """Returns the config of values from `to_json`; missing ones get their defaults.
-
-    Files that are missing here are named from the directory, as by `found`. A file with
-    a user's task is executed only with `trust`.
-    """
-    section = values.get("task", {})
-    if not isinstance(section, dict):
-        raise ConfigError(
-            f"config.task must be a section of fields, got {checks.shown(section)}."
-        )
-    if "name" not in section:
-        raise ConfigError("config.task.name is missing.")
-    name = section["name"]
+def task_name(values: Any) -> str:
+    """Reads `config.task.name` in values from `RunConfig.to_json`."""
+    section = values.get("task") if isinstance(values, dict) else None
+    name = section.get("name") if isinstance(section, dict) else None
     if not isinstance(name, str):
-        raise ConfigError(f"config.task.name must be text, got {checks.shown(name)}.")
-    name = task_found(name, directory)
-    if not trust and tasks.executes(name):
-        raise ConfigError(
-            f"config.task.name {name!r} would execute the file "
-            f"{name.rpartition(':')[0]!r}.\nWhere you trust it, allow that by "
-            "mha_haiku.load(..., trust=True), or by --trust."
-        )
-    values, config = _of_today(values), default_config(name)
-    return found(
-        config.replace(**values | {"task": section | {"name": name}}), directory
-    )
+        raise ConfigError("config.task.name is missing.")
+    return name
 
 
-def _of_today(values: dict[str, Any]) -> dict[str, Any]:
-    """Leaves out the fields that config.json of mha_haiku 0.2 has in addition."""
-    values = copy.deepcopy(values)
-    for name, neutral in _GONE.items():
-        *path, last = name.split(".")[1:]
-        section: Any = values
-        for part in path:
-            section = section.get(part) if isinstance(section, dict) else None
-        if not isinstance(section, dict) or last not in section:
-            continue
-        value = section.pop(last)
-        if value not in neutral:
-            config = f"configs/{values['task']['name']}.py"
-            raise ConfigError(
-                f"{name} is {value!r}, which this version of mha_haiku lacks.\n"
-                f"A new run: python -m mha_haiku train --config={config}"
-            )
-    return values
-
-
-def found(config: RunConfig, directory: str | None) -> RunConfig:
-    """Makes paths of data absolute if the files exist only in the given directory.
-
-    It is the working directory in which the config was written, if known.
-    """
-    paths = [
-        (name, path) for name, field_, path in fields.flat(config) if field_.is_path
-    ]
-    changes = {
-        name.removeprefix("config."): _found(path, directory) for name, path in paths
-    }
-    return config.replace(**fields.nested(changes))
-
-
-def task_found(name: str, directory: str | None) -> str:
-    """Names the file of a user's task as `found` names files of data."""
-    file, colon, class_name = name.rpartition(":")
-    return f"{_found(file, directory)}{colon}{class_name}"
-
-
-def _found(path: str, directory: str | None) -> str:
-    there = os.path.join(directory or "", path)
-    is_here = os.path.exists(os.path.expanduser(path))
-    return there if path and not is_here and os.path.exists(there) else path
+def of_json(values: dict[str, Any]) -> RunConfig:
+    """Returns the config of values from `to_json`; missing ones get their defaults."""
+    flat = fields.flattened(values)
+    for name in list(flat):
+        is_neutral = name in _NEUTRAL and flat[name] == _NEUTRAL[name]
+        if name in _IDLE or is_neutral:
+            del flat[name]
+    return default_config(task_name(values)).replace(**fields.nested(flat))
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

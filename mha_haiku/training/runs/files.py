@@ -5,11 +5,12 @@ so that a kill loses no line. Of several processes only the first writes.
 """
 
 import contextlib
+import errno
 import fcntl
+import hashlib
 import json
 import logging
 import os
-import socket
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -19,8 +20,6 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.devices import cluster
 
 _logger = logging.getLogger("mha_haiku")
-_MOST_BYTES = 2**30  # of a log; a larger file is damage
-_OWNER = "mha_haiku: "  # begins the content of a lock
 
 
 class SaveError(RuntimeError):
@@ -43,27 +42,24 @@ def write_json(path: str | os.PathLike, contents: Mapping[str, Any]) -> Path:
 
 def read_json(path: Path) -> dict[str, Any] | None:
     """Reads the object in a JSON file, or None if there is no file."""
-    try:
-        path.stat()
-    except FileNotFoundError:
-        return None
-    except NotADirectoryError:
-        raise ConfigError(f"{path.parent} must be a folder.") from None
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read as JSON: {error}.") from None
-    return arrays.read_json(path)
+    return arrays.read_json(path) if os.path.lexists(path) else None
+
+
+def sha256_of(contents: Mapping[str, Any]) -> str:
+    """Computes the sha256 of the content of a JSON file."""
+    text = json.dumps(contents, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """Reads the records of a log, in order; warns of damaged lines, and omits them."""
-    records = [_record(line) for line in _lines(path)]
-    damaged = [str(i) for i, record in enumerate(records, start=1) if record is None]
-    if damaged:
-        listed = ", ".join(damaged[:4]) + ", ..." * (len(damaged) > 4)
-        _logger.warning(
-            f"{path} is damaged at line{'s' * (len(damaged) > 1)} {listed}: left out."
-        )
-    return [record for record in records if record is not None]
+    records = []
+    for number, line in enumerate(_lines(path), start=1):
+        if (record := _record(line)) is None:
+            _logger.warning(f"{path} is damaged at line {number}, which is left out.")
+        else:
+            records.append(record)
+    return records
 
 
 class LineWriter(contextlib.AbstractContextManager):
@@ -109,43 +105,25 @@ class LineWriter(contextlib.AbstractContextManager):
 
 @contextlib.contextmanager
 def locked(path: Path) -> Iterator[None]:
-    """Holds the lock `path` of its folder while entered; ConfigError if it is in use.
+    """Holds the lock of a folder while entered; ConfigError if it is in use.
 
-    One process trains in a folder at a time. The kernel holds the lock (`flock`) and
-    releases it when the process ends, also by a kill. The file stays; its content names
-    the last owner, for messages.
+    The lock is on a file `path` in it that is never replaced. The kernel holds it
+    (`flock`) and releases it when the process ends, also by a kill.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        owner = os.pread(descriptor, 2**12, 0).decode(errors="replace")
-        os.close(descriptor)
-        raise ConfigError(
-            f"workdir {path.parent} is in use: "
-            f"{owner.removeprefix(_OWNER) or 'another process'} trains in it.\n"
-            "Wait for its end, or take another workdir."
-        ) from None
-    except OSError as error:  # a file system without locks
-        _logger.warning(
-            f"{path.parent} cannot be locked ({error.strerror}): make sure that only "
-            "one process trains in it."
-        )
-    try:
-        os.ftruncate(descriptor, 0)
-        owner = f"{_OWNER}process {os.getpid()} on {socket.gethostname()}"
-        os.pwrite(descriptor, owner.encode(), 0)
+    with path.open("ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ConfigError(
+                f"workdir {path.parent} is in use: another process trains in it.\n"
+                "Wait for its end, or take another workdir."
+            ) from None
+        except OSError as error:  # a file system without locks
+            _logger.warning(
+                f"{path.parent} cannot be locked ({error.strerror}): make sure that "
+                "only one process trains in it."
+            )
         yield
-    finally:
-        os.close(descriptor)
-
-
-def is_lock(path: Path) -> bool:
-    """Checks whether a file is a lock that `locked` has made."""
-    with contextlib.suppress(OSError):
-        content = checks.whole_file(path, 2**12)
-        return not content or content.startswith(_OWNER.encode())
-    return False
 
 
 def check_links(root: Path) -> None:
@@ -162,21 +140,16 @@ def check_links(root: Path) -> None:
 
 
 def make_folder(name: str, path: str | os.PathLike) -> Path:
-    """Makes a folder if it is missing, and returns its path.
-
-    Raises:
-      ConfigError: With `name`, if files cannot be written there.
-    """
+    """Makes a folder if it is missing; ConfigError if files cannot be written there."""
     root = checks.as_path(path)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        why = None if os.access(root, os.W_OK | os.X_OK) else "no permission"
-    except (FileExistsError, NotADirectoryError):
-        why = "it must be a folder, and a file is there"
+        if not os.access(root, os.W_OK | os.X_OK):
+            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        why = error.strerror
-    if why is not None:
-        raise ConfigError(f"{name} {root} cannot be written: {why}.")
+        raise ConfigError(
+            f"{name} {root} cannot be written: {error.strerror}."
+        ) from None
     return root
 
 
@@ -194,23 +167,25 @@ def not_left_empty(path: str | os.PathLike) -> Iterator[None]:
 
 
 def check_writable(name: str, path: str | os.PathLike) -> None:
-    """Raises the errors of `make_folder`, and leaves a missing folder missing."""
-    with not_left_empty(path):
-        make_folder(name, path)
+    """Raises the errors of `make_folder` on all processes, and leaves no folder."""
+
+    def check() -> None:
+        with not_left_empty(path):
+            make_folder(name, path)
+
+    cluster.first_does(check)
 
 
 def beside(workdir: str | os.PathLike, suffix: str) -> Path:
     """Names the folder next to a run's, "sort_pruned" for "sort" and "_pruned"."""
-    root = checks.as_path(workdir)
-    if root.name in ("", ".."):  # "." too
-        root = root.resolve()
-    return root.parent / f"{root.name}{suffix}"
+    root = Path(os.path.abspath(checks.as_path(workdir)))
+    return root.with_name(root.name + suffix)
 
 
 def _lines(path: Path) -> list[bytes]:
     """Reads the whole lines of a log; a kill leaves the beginning of another."""
     try:
-        content = checks.whole_file(path, _MOST_BYTES)
+        content = checks.whole_file(path)
     except FileNotFoundError:
         return []
     except OSError as error:

@@ -3,19 +3,18 @@
 import contextlib
 import hashlib
 import io
-import json
 import os
 import platform
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from mha_haiku.core import arrays, checks, display, fields, models
+from mha_haiku.core import arrays, checks, display, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
 from mha_haiku.training.devices import cluster
@@ -43,52 +42,16 @@ class Folder(NamedTuple):
     heads = _path("heads")
     timeline = _path("heads/timeline.jsonl")
     summary = _path("summary.json")
-    lock = _path("lock")
-
-
-class _Text(NamedTuple):
-    """The text that a run has learned from; see `tasks.Kept`."""
-
-    name: str
-    sha256: str
-    labels: tuple[str, ...] | None = None
-
-
-class _Saved(NamedTuple):
-    """The content of config.json, except its sha256."""
-
-    form: int
-    config: Mapping[str, Any]  # its fields are checked by their own declarations
-    seed: int
-    directory: str | None = None  # the working directory in which it was written
-    text: _Text | None = None
-    tokenizer_sha256: str | None = None
-    data_sha256: str | None = None
-    task_sha256: str | None = None
-    start_sha256: str | None = None
-    versions: Mapping[str, str] | None = None
-    git_commit: str | None = None
-    devices: tuple[str, ...] = ()
 
 
 class Run(NamedTuple):
-    """A run, loaded from its folder.
-
-    Example:
-      >>> run = mh.runs.load_run("runs/reverse")
-      >>> run.step, run.model
-      (30, Model(encoder: 2 layers of 2 heads, model size 8, learned positions))
-      >>> run.examples(count=3).inputs.shape
-      (3, 6)
-    """
+    """A run, loaded from its folder."""
 
     config: configuration.RunConfig
     task: tasks.Task
     model: models.Model
     params: Any
     step: int
-    # Of model and parameters; None for one device.
-    placement: devices.Sharded | None = None
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -123,39 +86,29 @@ class Run(NamedTuple):
 def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
     """Locks a folder to train in while entered; yields the config of the run in it.
 
-    A missing folder is made, and removed again if no run has begun in it. A folder
-    without a run must be empty, or be what a killed start has left.
-
-    Raises:
-      ConfigError: If it is in use, holds files of others, or cannot be written.
+    A missing folder is made, and removed again if no run has begun in it. ConfigError
+    if it is in use, cannot be written, or holds other files and no run.
     """
-    root = folder.root
+    root, log = folder.root, folder.metrics
     with files.not_left_empty(root):
         files.make_folder("workdir", root)
-        if not os.path.lexists(folder.config) and not files.is_lock(folder.lock):
-            _check_empty(root)
-        read_config(folder)  # its mistakes, and links, before the lock is written
-        with files.locked(folder.lock):
+        if not os.path.lexists(folder.config):
+            names = [x for x in os.listdir(root) if not checks.is_partial(x)]
+            if names == [log.name] and not log.is_symlink() and not log.stat().st_size:
+                names = []  # what a killed start leaves
+            if names:
+                raise ConfigError(
+                    f"workdir {root} holds no run, but {checks.listed(names, 4)}.\n"
+                    "Take another folder, or an empty one."
+                )
+        read_config(folder)  # its mistakes, and links, before the log is opened
+        with files.locked(log):
             try:
                 yield read_config(folder)
             finally:
                 if not folder.config.exists():
-                    _remove_start(folder)
-
-
-def _check_empty(root: Path) -> None:
-    if names := sorted(os.listdir(root)):
-        raise ConfigError(
-            f"workdir {root} holds no run, but {checks.listed(names, 4)}.\n"
-            "Take another folder, or an empty one."
-        )
-
-
-def _remove_start(folder: Folder) -> None:
-    """Removes what precedes config.json."""
-    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-    for path in (folder.tokenizer, folder.data, folder.lock):
-        path.unlink(missing_ok=True)
+                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
+                    log.unlink()
 
 
 def load_run(
@@ -177,13 +130,6 @@ def load_run(
       >>> mh.runs.load_run("runs/reverse", step=10).step
       10
     """
-    return load_with_data(workdir, step, trust=trust)[0]
-
-
-def load_with_data(
-    workdir: str | os.PathLike, step: int | None = None, *, trust: bool = False
-) -> tuple[Run, tasks.Kept | None]:
-    """Loads a run, and what it stored of its task; see `load_run`."""
     folder = Folder(checks.as_path(workdir))
 
     def read_here() -> dict[str, Any]:
@@ -198,24 +144,22 @@ def load_with_data(
                 f"There is no run in {folder.root}: it has no config.json."
             )
         stored = checkpoints.read(folder.checkpoints, step)
-        parts = [f".{name}" for name in stepping.Parameters._fields]
         return {
             "config": config.to_json(),
             "kept": read_kept(folder),
-            "name": str(stored),
-            "arrays": stored.arrays(parts),
+            "arrays": stored.arrays([f".{x}" for x in stepping.Parameters._fields]),
         }
 
     content = cluster.first_does(read_here)
-    config = configuration.of_json(content["config"], trust=trust)
+    config = configuration.of_json(content["config"])
     kept = content["kept"] and tasks.Kept(**content["kept"])
     task = configuration.make_task(config, kept)
     configuration.check_length(config.model, task)
     model = make_model(config.model, task)
     abstract = abstract_state(config, task, model)
     abstract = stepping.Parameters(abstract.step, abstract.params)
-    state = checkpoints.restored(content["arrays"], abstract, content["name"])
-    return Run(config, task, model, state.params, int(state.step)), kept
+    state = checkpoints.restored(content["arrays"], abstract)
+    return Run(config, task, model, state.params, int(state.step))
 
 
 def read_kept(folder: Folder, *, with_data: bool = True) -> dict[str, Any] | None:
@@ -266,16 +210,26 @@ def read_config(
 ) -> configuration.RunConfig | None:
     """Reads the config of the run in the folder, or None for a new run.
 
-    Files that are missing here are named from the directory in which it was written.
+    A file with a user's task is executed only with `trust`.
     """
     saved = _read_saved(folder)
     if saved is None:
         return None
     try:
-        directory = saved.get("directory")
-        return configuration.of_json(saved["config"], directory, trust=trust)
+        name = configuration.task_name(saved.get("config"))
+        if trust or not tasks.executes(name):
+            return configuration.of_json(saved["config"])
     except ConfigError as error:
-        raise ConfigError(f"{folder.config} cannot be used: {error}") from error
+        first, *_ = str(error).splitlines()
+        raise ConfigError(
+            f"{folder.config} cannot be used: {first}\nIf another version wrote it, "
+            "make the run anew: python -m mha_haiku train --config=... --workdir=..."
+        ) from error
+    raise ConfigError(
+        f"config.task.name {name!r} would execute the file "
+        f"{name.rpartition(':')[0]!r}.\nWhere you trust it, allow that by "
+        "mha_haiku.load(..., trust=True), or by --trust."
+    )
 
 
 def _verified(path: Path, sha256: str | None) -> bytes | None:
@@ -296,9 +250,7 @@ def changed_task(folder: Folder) -> str | None:
     saved = _read_saved(folder) or {}
     if (before := saved.get("task_sha256")) is None:
         return None
-    section = saved["config"].get("task")
-    name = section.get("name", "") if isinstance(section, dict) else ""
-    name = configuration.task_found(str(name), saved.get("directory"))
+    name = configuration.task_name(saved["config"])
     is_same = tasks.digest(name) == before
     return None if is_same else f"The file of config.task.name {name!r} has changed"
 
@@ -310,7 +262,7 @@ def write_config(
     task: tasks.Task | None = None,
     start_sha256: str | None = None,
 ) -> None:
-    """Writes config.json, after the task's tokenizer.json and data.npz.
+    """Writes config.json, the task's tokenizer.json and data.npz.
 
     `start_sha256` is the `digest_of` parameters that were given to the run; by default
     what an earlier config.json says.
@@ -326,13 +278,9 @@ def write_config(
         file = io.BytesIO()
         np.savez(file, **kept.arrays)  # pyright: ignore[reportArgumentType]
         data = file.getvalue()
-    for path, content in ((folder.tokenizer, tokenizer), (folder.data, data)):
-        if content:
-            files.write(path, content)
     contents = {
         "form": _FORM,
         "config": config.to_json(),
-        "directory": _working_directory(),
         "seed": config.seed,
         "text": kept.text,
         "tokenizer_sha256": _sha256(tokenizer),
@@ -348,7 +296,10 @@ def write_config(
         "git_commit": _git_commit(),
         "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
-    files.write_json(folder.config, contents | {"sha256": _digest(contents)})
+    files.write_json(folder.config, contents | {"sha256": files.sha256_of(contents)})
+    for path, content in ((folder.tokenizer, tokenizer), (folder.data, data)):
+        if content:
+            files.write(path, content)
 
 
 def check_free(workdir: str | os.PathLike) -> None:
@@ -367,8 +318,7 @@ def write_run(
 ) -> Path:
     """Writes parameters as a new run at step 0, ready for training; returns its folder.
 
-    If it fails or is interrupted, it leaves nothing. What a killed process has left is
-    replaced: config.json is written last.
+    If it fails or is interrupted, it leaves nothing.
     """
     folder = Folder(checks.as_path(workdir))
     params = jax.tree.map(np.asarray, params)
@@ -387,7 +337,7 @@ def _read_saved(folder: Folder) -> dict[str, Any] | None:
     if saved is None:
         return None
     digest = saved.pop("sha256", None)
-    if digest != _digest(saved):
+    if digest != files.sha256_of(saved):
         raise ConfigError(
             f"{folder.config} is not as it was written: its sha256 differs.\n"
             "Put back a copy of it, or take another workdir."
@@ -397,16 +347,7 @@ def _read_saved(folder: Folder) -> dict[str, Any] | None:
             f"The run in {folder.root} has the form {saved.get('form')!r} of a newer "
             f"mha_haiku; this one reads {_FORM}."
         )
-    try:
-        fields.decoded(_Saved, saved, "")
-    except ValueError as error:
-        raise ConfigError(f"{folder.config} cannot be used: {error}") from None
     return saved
-
-
-def directory_of(folder: Folder) -> str | None:
-    """Reads the working directory in which config.json was written, or None."""
-    return (files.read_json(folder.config) or {}).get("directory")
 
 
 def start_of(folder: Folder) -> str | None:
@@ -427,19 +368,8 @@ def _sha256(content: bytes) -> str | None:
     return hashlib.sha256(content).hexdigest() if content else None
 
 
-def _digest(contents: Mapping[str, Any]) -> str:
-    text = json.dumps(contents, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
-def _working_directory() -> str | None:
-    try:
-        return os.getcwd()
-    except FileNotFoundError:  # it was removed
-        return None
-
-
 def _git_commit() -> str | None:
+    """Returns the commit of the checkout that this code is in, if it is in one."""
     repository = Path(__file__).parents[3]
     if not (repository / ".git").exists():
         return None

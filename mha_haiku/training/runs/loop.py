@@ -6,7 +6,6 @@ receive what it has read, and take the same steps.
 """
 
 import contextlib
-import logging
 import os
 import signal
 import threading
@@ -17,34 +16,23 @@ from typing import Any, NamedTuple
 
 import jax
 
-from mha_haiku.core import checks, fields
+from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
-from mha_haiku.training.devices import Placement, cluster
+from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import (
     checkpoints,
     configuration,
     files,
     folders,
-    init_from,
     metrics_log,
     progress,
     trainers,
 )
 
-_logger = logging.getLogger("mha_haiku")
-
 
 class Summary(NamedTuple):
-    """The end of a run: the content of summary.json.
-
-    Example:
-      >>> config = mh.runs.load_run("runs/reverse").config
-      >>> summary = mh.runs.train(config, "runs/reverse")
-      The run in runs/reverse has ended at step 30.
-      >>> summary.steps, summary.interrupted, summary.baseline_name
-      (30, False, 'chance')
-    """
+    """The end of a run: the content of summary.json."""
 
     steps: int  # taken in all
     metrics: dict[str, float]  # of the last report
@@ -52,7 +40,6 @@ class Summary(NamedTuple):
     baseline_name: str
     interrupted: bool  # by SIGINT or SIGTERM, before the last step
     resumed_from: int  # the step this process started at
-    skipped_steps: int  # of the whole run, those with a nonfinite loss or gradient
     wall_seconds: float  # of this process, inside `train`
     compile_seconds: float
     steps_per_second: float  # of training only: no compilation, evaluation or saving
@@ -64,18 +51,6 @@ class Observer:
 
     `look`, or the callback instead, is called every `every` steps (0: never), before
     the first step and after the last.
-
-    Raises:
-      ValueError: If `every` is not an integer of at least 0.
-
-    Example:
-      >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> steps = []
-      >>> observer = mh.runs.Observer(2, lambda step, params: steps.append(step))
-      >>> summary = mh.runs.train(config, "runs/tiny", observers=[observer])
-      reverse starts: ...
-      >>> steps
-      [0, 2, 4]
     """
 
     def __init__(self, every: int, look: Callable[[int, Any], None] | None = None):
@@ -130,43 +105,45 @@ def train(
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
-      NonFiniteLossError: If more steps in a row are nonfinite than the config allows.
+      NonFiniteLossError: If a loss or a gradient is not finite.
       SaveError: If a file of the run cannot be written.
 
     Example:
       >>> config = mh.runs.default_config("reverse").replace(training=dict(steps=4))
-      >>> summary = mh.runs.train(config, "runs/tiny")
+      >>> steps = []
+      >>> observer = mh.runs.Observer(2, lambda step, params: steps.append(step))
+      >>> summary = mh.runs.train(config, "runs/tiny", observers=[observer])
       reverse starts: ...
-      >>> summary.steps, mh.runs.load_run("runs/tiny").step
-      (4, 4)
+      >>> summary.steps, steps
+      (4, [0, 2, 4])
     """
     started = time.perf_counter()
     devices = list(devices or jax.devices())
     if task is not None:
         config = configuration.with_task(config, task)
-    if config.training.tensorboard:
-        metrics_log.check_tensorboard()
     kept = None if task is None else task.keep()
     folder = folders.Folder(checks.as_path(workdir))
     with contextlib.ExitStack() as stack:
         content = cluster.first_does(
             lambda: _read(stack, folder, config, override=override_config, kept=kept)
         )
-        _check_same(config, content["config"])
+        lines = configuration.difference(content["config"], config.to_json())
+        if cluster.agree(bool(lines), 0)[0]:
+            details = "; ".join(lines[:4]) or "another has a different one"
+            raise ConfigError(f"All processes must have the same config: {details}.")
         if content["summary"] is not None:
             return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
-        task, source = _make_task(config, content, kept, override_config)
-        trainer = _make_trainer(config, content, placement, task, source)
+        task = _make_task(config, content, kept, override_config)
+        progress.say(f"{task.name}: compiling")
+        state = {name: content[name] for name in ("arrays", "window")}
+        trainer = trainers.Trainer(config, task, placement, **state)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
+        observers = [observer for observer in observers if observer.every]
         start, record = trainer.step, _Silent()
         if cluster.is_first():
-            record = _Record(stack, folder, trainer, content["report"])
-        for line in _told(trainer, source):
-            record.tell(line)
-        observers = [observer for observer in observers if observer.every]
-        record.begin(observers)
+            record = _Record(stack, folder, trainer, observers, content["report"])
         _look(trainer, record, observers)  # those that are due compile here
         record.start_clock()
         metrics = metrics_log.metrics_of(content["report"])
@@ -181,7 +158,6 @@ def train(
             baseline_name=task.baseline_name,
             interrupted=trainer.step < config.training.steps,
             resumed_from=start,
-            skipped_steps=trainer.skipped,
             wall_seconds=time.perf_counter() - started,
             compile_seconds=trainer.compile_seconds,
             steps_per_second=rate,
@@ -189,20 +165,6 @@ def train(
         )
         record.end(summary)
         return summary
-
-
-def train_whole(
-    config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
-) -> Summary:
-    """Trains as `train` does, for callers that need a run that has ended.
-
-    Raises:
-      KeyboardInterrupt: If training is interrupted; the same call resumes it.
-    """
-    summary = train(config, workdir, **options)
-    if summary.interrupted:
-        raise KeyboardInterrupt
-    return summary
 
 
 def _read(
@@ -221,26 +183,22 @@ def _read(
     newest, is_changed = checkpoints.newest(folder.checkpoints), False
     latest = newest and newest.step
     if saved is not None:
-        is_changed = _check_unchanged(folder, saved, config, override, latest)
-    summary = None if is_changed else _finished(folder, steps, latest)
+        is_changed = _is_changed(folder, saved, config, override, latest)
     content: dict[str, Any] = {"config": config.to_json(), "step": latest}
-    content |= {"summary": summary and summary._asdict(), "report": {}}
-    if summary is not None:
-        print(f"The run in {folder.root} has ended at step {summary.steps}.")
+    content |= dict.fromkeys(["summary", "arrays", "window", "kept"]) | {"report": {}}
+    ended = files.read_json(folder.summary)
+    if ended and not is_changed and set(ended) == set(Summary._fields):
+        if ended["steps"] == latest == steps and not ended["interrupted"]:
+            print(f"The run in {folder.root} has ended at step {steps}.")
+            return content | {"summary": ended}
+    if newest is None:
         return content
-    if (latest or 0) > steps:
+    if newest.step > steps:
         raise ConfigError(
             f"config.training.steps must be at least the {latest} steps that the "
             f"run has taken, got {steps}."
         )
     reports = metrics_log.read(folder.metrics)
-    if newest is None:
-        if reports:
-            _logger.warning(
-                f"{folder.root} has reports up to step {reports[-1]['step']} and no "
-                f"checkpoint: the run starts from the beginning."
-            )
-        return content
     before = [report for report in reports if report["step"] <= newest.step]
     is_replaced = override and kept is not None and kept.arrays is not None
     return content | {
@@ -251,13 +209,30 @@ def _read(
     }
 
 
-def _check_same(config: configuration.RunConfig, first: dict[str, Any]) -> None:
-    """Raises ConfigError on all processes unless the config of each is the first's."""
-    lines = configuration.difference(first, config.to_json())
-    is_other, _ = cluster.agree(bool(lines), 0)
-    if is_other:
-        details = f": {'; '.join(lines[:4])}" * bool(lines)
-        raise ConfigError(f"All processes must have the same config{details}.")
+def _is_changed(
+    folder: folders.Folder,
+    saved: configuration.RunConfig,
+    config: configuration.RunConfig,
+    override: bool,
+    latest: int | None,
+) -> bool:
+    """Checks whether the run's config differs; refuses that without `override`."""
+    lines = configuration.difference(saved.to_json(), config.to_json())
+    # How devices divide the work does not change its results.
+    lines = [line for line in lines if not line.startswith("config.devices")]
+    if latest == 0:  # only parameters: how they are trained is still open
+        fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
+        override = override or not any(line.startswith(fixed) for line in lines)
+    if config.task.name == saved.task.name:
+        lines += filter(None, [folders.changed_task(folder)])
+    if lines and not override:
+        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
+        raise ConfigError(
+            f"The run in {folder.root} has another config: "
+            f"{'; '.join(lines[:4] + more)}.\n"
+            "Take another workdir, or pass override_config to resume this one."
+        )
+    return bool(lines)
 
 
 def _make_task(
@@ -265,15 +240,12 @@ def _make_task(
     content: dict[str, Any],
     passed: tasks.Kept | None,
     override_config: bool,
-) -> tuple[tasks.Task, init_from.Start | None]:
-    """Makes the task from the run's data, and loads the run that it starts from."""
-    kept, source, step = None, None, content["step"]
-    if config.init_from and step is None:
-        source = init_from.load(config)
-        kept = source.kept
-    if content.get("kept"):
+) -> tasks.Task:
+    """Makes the task from the run's data, or from data that was passed."""
+    kept = None
+    if content["kept"] is not None:
         kept = tasks.Kept(**content["kept"])
-        if override_config or step == 0:
+        if override_config or content["step"] == 0:
             kept = kept._replace(text=None)  # another text, in the same tokens
     if passed is not None and passed.arrays is not None:
         if kept is not None and kept.tokenizer != passed.tokenizer:
@@ -285,55 +257,59 @@ def _make_task(
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
     configuration.validate_for_task(config, task)
-    return task, source
+    return task
 
 
 class _Record:
     """What the first process writes and shows of a run in training."""
+
+    tell = staticmethod(progress.tell)
 
     def __init__(
         self,
         stack: contextlib.ExitStack,
         folder: folders.Folder,
         trainer: trainers.Trainer,
+        observers: Sequence[Observer],
         report: dict[str, Any],
     ):
-        self._stack, self._folder, self._trainer = stack, folder, trainer
-        config, task = trainer.config, trainer.task
-        folders.write_config(folder, config, trainer.placement.devices, task)
+        self._folder, self._trainer = folder, trainer
+        config, task, used = trainer.config, trainer.task, trainer.placement.devices
+        folders.write_config(folder, config, used, task)
         self._log = stack.enter_context(
-            metrics_log.MetricsLog(
-                folder.metrics,
-                start=trainer.step,
-                seconds=report.get("seconds", 0.0),
-                tensorboard=config.training.tensorboard,
-            )
+            files.LineWriter(folder.metrics, last_step=trainer.step)
         )
-        self._console = stack.enter_context(
-            metrics_log.Console(
-                start=trainer.step,
-                steps=config.training.steps,
-                baseline=task.baseline,
-                baseline_name=task.baseline_name,
-            )
+        self._began = time.perf_counter() - report.get("seconds", 0.0)
+        self._start, self._clock = trainer.step, time.perf_counter()
+        self.tell(
+            f"{config.task.name} "
+            f"{f'resumes at step {trainer.step}' if trainer.step else 'starts'}: "
+            f"{trainer.num_params:,} parameters, {len(used)} {used[0].platform} "
+            f"device{'s' * (len(used) > 1)}, compiled in "
+            f"{trainer.compile_seconds:.1f} s"
         )
-        self.tell, self.start_clock = self._console.tell, self._console.start_clock
-
-    def begin(self, observers: Sequence[Observer]) -> None:
-        trainer = self._trainer
         for observer in observers:
-            observer.begin(self._folder, trainer.config, trainer.task, trainer.step)
-            self._stack.callback(observer.end)
+            observer.begin(folder, config, task, trainer.step)
+            stack.callback(observer.end)
 
-    def events(self, events: Sequence[dict[str, Any]]) -> None:
-        for event in events:
-            self._log.event(event)
-        self._console.reach(self._trainer.step)
+    def start_clock(self) -> None:
+        """Lets the time left not count what was compiled before."""
+        self._clock = time.perf_counter()
 
     def report(self, metrics: dict[str, float]) -> None:
         step, rate = self._trainer.step, self._trainer.learning_rate()
-        self._log.report(step, metrics, learning_rate=rate)
-        self._console.report(step, metrics)
+        now, steps = time.perf_counter(), self._trainer.config.training.steps
+        more = {"learning_rate": rate, "seconds": round(now - self._began, 3)}
+        self._log.append({"step": step, **metrics, **more})
+        share = (step - self._start) / (steps - self._start)
+        task = self._trainer.task
+        for line in metrics_log.lines_of(
+            metrics,
+            times=progress.times(now - self._clock, share),
+            baseline=task.baseline,
+            baseline_name=task.baseline_name,
+        ):
+            self.tell(f"step {step:>{len(str(steps))}}/{steps}  {line}")
 
     def look(self, observers: Sequence[Observer], params: Any) -> None:
         for observer in observers:
@@ -354,43 +330,6 @@ class _Silent:
         return lambda *_, **__: None
 
 
-def _make_trainer(
-    config: configuration.RunConfig,
-    content: dict[str, Any],
-    placement: Placement,
-    task: tasks.Task,
-    source: init_from.Start | None,
-) -> trainers.Trainer:
-    with progress.during(f"{task.name}: compiling"):
-        return trainers.Trainer(
-            config,
-            task,
-            placement,
-            arrays=content.get("arrays"),
-            source=source,
-            window=content.get("window"),
-        )
-
-
-def _told(trainer: trainers.Trainer, source: init_from.Start | None) -> Iterator[str]:
-    """Yields the lines that a run begins with."""
-    config, used = trainer.config, trainer.placement.devices
-    yield (
-        f"{config.task.name} "
-        f"{f'resumes at step {trainer.step}' if trainer.step else 'starts'}: "
-        f"{trainer.num_params:,} parameters, {len(used)} {used[0].platform} "
-        f"device{'s' * (len(used) > 1)}, compiled in {trainer.compile_seconds:.1f} s"
-    )
-    warmup_steps, steps = config.optimizer.warmup_steps, config.training.steps
-    if warmup_steps >= steps:
-        yield (
-            f"config.optimizer.warmup_steps is {warmup_steps}: the learning rate "
-            f"rises until the last of the {steps} steps."
-        )
-    if source is not None:
-        yield str(source)
-
-
 def _take_steps(
     trainer: trainers.Trainer,
     record: Any,
@@ -409,6 +348,14 @@ def _take_steps(
     def is_due(every: int) -> bool:
         return _is_due(trainer.step, every, training)
 
+    def check_finite() -> None:
+        if trainer.failure:
+            raise trainers.NonFiniteLossError(
+                f"{trainer.failure}; the last checkpoint is of step {saved}. A smaller "
+                "config.optimizer.learning_rate or clip_norm, or more warmup_steps, "
+                "may help."
+            )
+
     def save() -> int:
         options: dict[str, Any] = {"held_out_loss": metrics.get("held_out_loss")}
         if trainer.window.numbers["steps"]:  # between reports: sums for the next
@@ -420,13 +367,13 @@ def _take_steps(
         stops, most = cluster.agree(bool(is_requested), trainer.affordable_steps)
         if stops:
             break
-        record.events(trainer.take_steps(_next_stop(trainer, observers, most)))
-        _check_finite(trainer, saved)
+        trainer.take_steps(_next_stop(trainer, observers, most))
+        check_finite()
         is_saved = is_due(training.checkpoint_every)
         is_evaluated = is_saved or is_due(training.evaluate_every)
         if is_evaluated or is_due(training.report_every):
             metrics = trainer.report(is_evaluated=is_evaluated)
-            _check_finite(trainer, saved)
+            check_finite()
             record.report(metrics)
         _look(trainer, record, observers)
         if is_saved:
@@ -437,17 +384,6 @@ def _take_steps(
         kept = "is saved" if trainer.step else "begins again"
         record.tell(f"Interrupted at step {trainer.step}, which {kept}.")
     return metrics
-
-
-def _check_finite(trainer: trainers.Trainer, saved: int | None) -> None:
-    if trainer.failure:
-        kept = "no checkpoint has been saved"
-        if saved is not None:
-            kept = f"the last good checkpoint is of step {saved}"
-        raise trainers.NonFiniteLossError(
-            f"{trainer.failure}; {kept}. A smaller config.optimizer.learning_rate "
-            "or clip_norm, or more warmup_steps, may help."
-        )
 
 
 def _look(
@@ -483,51 +419,6 @@ def _is_due(step: int, every: int, training: configuration.TrainingConfig) -> bo
     observes at the same steps as an uninterrupted one.
     """
     return step % every == 0 or step == training.steps
-
-
-def _check_unchanged(
-    folder: folders.Folder,
-    saved: configuration.RunConfig,
-    config: configuration.RunConfig,
-    override: bool,
-    latest: int | None,
-) -> bool:
-    """Checks whether the run's config differs; refuses that without `override`."""
-    if latest is not None and saved.init_from != config.init_from:
-        raise ConfigError(
-            f"config.init_from must be {saved.init_from!r}, from which the run in "
-            f"{folder.root} has started, got {config.init_from!r}.\n"
-            "It has parameters; take another workdir to start from others."
-        )
-    present = configuration.found(config, folders.directory_of(folder))
-    lines = configuration.difference(saved.to_json(), present.to_json())
-    # How devices divide the work does not change its results.
-    lines = [line for line in lines if not line.startswith("config.devices")]
-    if latest == 0:  # only parameters: how they are trained is still open
-        fixed = ("config.model.", "config.task.name", "config.data.tokenizer")
-        override = override or not any(line.startswith(fixed) for line in lines)
-    if config.task.name == saved.task.name:
-        lines += filter(None, [folders.changed_task(folder)])
-    if lines and not override:
-        more = [f"and {len(lines) - 4} more"] if len(lines) > 4 else []
-        raise ConfigError(
-            f"The run in {folder.root} has another config: "
-            f"{'; '.join(lines[:4] + more)}.\n"
-            "Take another workdir, or pass override_config to resume this one."
-        )
-    return bool(lines)
-
-
-def _finished(folder: folders.Folder, steps: int, latest: int | None) -> Summary | None:
-    contents = files.read_json(folder.summary)
-    if contents is None or set(contents) != set(Summary._fields):
-        return None
-    try:
-        summary = fields.decoded(Summary, contents, "")
-    except ValueError as error:
-        raise ConfigError(f"{folder.summary} cannot be used: {error}") from None
-    is_whole = summary.steps == latest == steps and not summary.interrupted
-    return summary if is_whole else None
 
 
 @contextlib.contextmanager

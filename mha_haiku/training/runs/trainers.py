@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import (
     devices,
     evaluation,
@@ -18,13 +17,7 @@ from mha_haiku.training import (
     stepping,
     tasks,
 )
-from mha_haiku.training.runs import (
-    checkpoints,
-    configuration,
-    folders,
-    init_from,
-    metrics_log,
-)
+from mha_haiku.training.runs import checkpoints, configuration, folders
 
 # How long a dispatch may take, so that an interruption is noticed in time.
 _SECONDS_PER_DISPATCH = 1.0
@@ -37,8 +30,8 @@ class NonFiniteLossError(ArithmeticError):
 class Window:
     """Sums over the steps since the last report.
 
-    The finite steps are added one by one in float64, so the bits depend neither on
-    the division into dispatches nor on interruptions.
+    The steps are added one by one in float64, so the bits depend neither on the
+    division into dispatches nor on interruptions.
     """
 
     def __init__(self, numbers: Mapping[str, float] | None = None):
@@ -46,38 +39,38 @@ class Window:
         self.numbers = dict(numbers or {"steps": 0, "seconds": 0.0})
 
     def add(self, report: stepping.Report, seconds: float) -> None:
-        numbers, finite = self.numbers, report.finite
-        numbers["steps"] += len(finite)
+        numbers = self.numbers
+        numbers["steps"] += len(report.gradient_norm)
         numbers["seconds"] += seconds
-        if not finite.any():
-            return
         for name, values in report.sums._asdict().items():
             if values is not None:
                 total = numbers.get(name, 0.0)
-                for value in values[finite].tolist():  # `sum` may be more precise
+                for value in values.tolist():  # `sum` may be more precise
                     total += value
                 numbers[name] = total
-        numbers["gradient_norm"] = float(report.gradient_norm[finite][-1])
+        numbers["gradient_norm"] = float(report.gradient_norm[-1])
 
     def metrics(self, batch_size: int) -> dict[str, float]:
         """Averages over the steps, with the last gradient's norm; {} without steps."""
-        numbers, means = self.numbers, {}
+        numbers = self.numbers
         if not numbers["steps"]:
             return {}
-        if "gradient_norm" in numbers:
-            names = [name for name in losses.Sums._fields if name in numbers]
-            sums: dict[str, Any] = {name: numbers[name] for name in names}
-            means = evaluation.means(losses.Sums(**sums))
-            means["gradient_norm"] = numbers["gradient_norm"]
+        names = [name for name in losses.Sums._fields if name in numbers]
+        sums: dict[str, Any] = {name: numbers[name] for name in names}
+        means = evaluation.means(losses.Sums(**sums))
         rate = numbers["steps"] * batch_size / numbers["seconds"]
-        return {**means, "examples_per_second": rate}
+        return {
+            **means,
+            "gradient_norm": numbers["gradient_norm"],
+            "examples_per_second": rate,
+        }
 
 
 class Trainer:
     """Takes steps and evaluates; `loop.py` decides when.
 
-    It starts from the arrays of a checkpoint, or else from the run `source` or the
-    seed, and continues the sums of `window`.
+    It starts from the arrays of a checkpoint, or else from the seed, and continues the
+    sums of `window`.
     """
 
     def __init__(
@@ -87,13 +80,11 @@ class Trainer:
         placement: devices.Placement,
         *,
         arrays: checkpoints.Arrays | None = None,
-        source: init_from.Start | None = None,
         window: Mapping[str, float] | None = None,
     ):
         began = time.perf_counter()
         training = config.training
         self.config, self.task, self.placement = config, task, placement
-        self._max_skips = training.max_skips if training.non_finite == "skip" else 0
         model = folders.make_model(config.model, task, placement)
         transformation = optimizers.make(config.optimizer, steps=training.steps)
         dispatch = stepping.make_dispatch(
@@ -103,7 +94,6 @@ class Trainer:
             batch_size=training.batch_size,
             placement=placement,
             max_steps=training.steps_per_dispatch,
-            max_skips=self._max_skips,
         )
         evaluate = evaluation.make_evaluation(
             model,
@@ -119,25 +109,23 @@ class Trainer:
         def initial(seed: jax.Array) -> stepping.TrainState:
             return stepping.initial_state(model, transformation, task, seed)
 
-        def begun(params: Any) -> stepping.TrainState:
-            return jax.tree.map(np.asarray, stepping.state_of(params, transformation))
-
         abstract = jax.eval_shape(initial, self.seed)
         self.num_params = sum(x.size for x in jax.tree.leaves(abstract.params))
-        _check_fits(abstract, placement.devices[0].platform)
+        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
+        if size > (memory := checks.memory() * jax.process_count()):
+            raise checks.ConfigError(
+                f"config.model must fit into {memory / 2**30:.3g} GiB of memory; its "
+                f"parameters and the optimizer's state take {size / 2**30:.3g} GiB."
+            )
         if arrays is not None:
-            where = "The newest checkpoint"
-            has_state = checkpoints.fields_of(arrays) > {".step", ".params"}
+            has_state = any(name.startswith(".optimizer_state") for name in arrays)
             kind = stepping.TrainState if has_state else stepping.Parameters
             like = kind(*abstract[: len(kind._fields)])
-            state = checkpoints.restored(arrays, like, where)
+            state = checkpoints.restored(arrays, like)
             if not has_state:  # of an imported or a pruned model
-                state = begun(state.params)._replace(step=state.step)
+                begun = stepping.state_of(state.params, transformation)
+                state = jax.tree.map(np.asarray, begun)._replace(step=state.step)
             self.state = placement.put_state(state)
-        elif source is not None:
-            new = jax.device_get(jax.jit(initial)(self.seed)).params
-            params = init_from.params(source, config, task, new)
-            self.state = placement.put_state(begun(params))
         else:
             self.state = placement.initial_state(initial, self.seed)  # not on the host
         self._schedule = jax.jit(
@@ -149,22 +137,18 @@ class Trainer:
         self._evaluation = evaluate.lower(
             self.state.params, self._held_out_data, self.seed
         ).compile()
-        self._least_rise = stepping.LEAST_RISE * task.baseline.get("loss", 0.0)
-        numbers = self._numbers()
-        self.step, self.skipped = int(numbers.step), int(numbers.health.skipped)
+        self.step = int(placement.fetch(self.state.step))
         self.window = Window(window)
-        self.failure = ""  # what is not finite, where the config does not allow it
+        self.failure = ""  # says what is not finite
         # Of a dispatch, so that an interruption is noticed in time.
         self.affordable_steps = 1
         self.seconds = 0.0  # spent in training steps
         self.compile_seconds = time.perf_counter() - began
 
-    def take_steps(self, stop: int) -> list[dict[str, Any]]:
+    def take_steps(self, stop: int) -> None:
         """Trains up to the step `stop`, or as far as one dispatch goes.
 
-        Returns the events of its steps, see `metrics_log.events_of_steps`. If more
-        losses or gradients in a row are not finite than the config allows, `failure`
-        says so.
+        `failure` says so if the last loss or gradient is not finite.
         """
         before = time.perf_counter()
         self.state, report = self.dispatch(
@@ -173,22 +157,14 @@ class Trainer:
         report = self.placement.fetch(report)
         seconds = time.perf_counter() - before
         self.seconds += seconds
-        numbers, first = self._numbers(), self.step
-        self.step = int(numbers.step)
+        first, self.step = self.step, int(self.placement.fetch(self.state.step))
         taken = self.step - first
+        self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
         report = jax.tree.map(lambda x: x[:taken], report)
         self.window.add(report, seconds)
-        self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
-        events = metrics_log.events_of_steps(
-            first, report, self.skipped, least_rise=self._least_rise
-        )
-        self.skipped = int(numbers.health.skipped)
-        if numbers.health.skipped_in_a_row > self._max_skips:
-            self.failure = f"The {events[-1]['what']} is not finite at step {self.step}"
-            if self._max_skips:
-                in_a_row = numbers.health.skipped_in_a_row
-                self.failure += f", as in all of the last {in_a_row} steps"
-        return events
+        if not report.finite[-1]:
+            what = "gradient" if math.isfinite(report.sums.loss[-1]) else "loss"
+            self.failure = f"The {what} is not finite at step {self.step}"
 
     def report(self, *, is_evaluated: bool) -> dict[str, float]:
         """Averages over the steps since the last report, with an evaluation if asked.
@@ -209,23 +185,3 @@ class Trainer:
     def learning_rate(self) -> float:
         """Computes the learning rate of the last step."""
         return float(self._schedule(np.int32(max(self.step - 1, 0))))
-
-    def _numbers(self) -> stepping.TrainState:
-        """Fetches the state without its arrays."""
-        state = self.state._replace(params=(), optimizer_state=())
-        return self.placement.fetch(state)
-
-
-def _check_fits(abstract: stepping.TrainState, platform: str) -> None:
-    size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
-    memory = checks.memory()
-    if platform != "cpu":  # CPU devices share the memory of a machine
-        limits = (device.memory_stats() or {} for device in jax.local_devices())
-        memory = sum(x.get("bytes_limit", math.inf) for x in limits)
-    memory *= jax.process_count()
-    if size > memory:
-        raise ConfigError(
-            f"config.model and config.optimizer must fit into {memory / 2**30:.3g} GiB "
-            "of memory; the parameters and the optimizer's state take "
-            f"{size / 2**30:.3g} GiB."
-        )

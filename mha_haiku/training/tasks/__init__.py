@@ -8,7 +8,6 @@ from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import (
     labeled_texts,
     own_data,
-    sequence_to_sequence,
     task_files,
     text_tasks,
     uniform_tasks,
@@ -39,36 +38,24 @@ __all__ = [
     "of_name",
     "options",
     "register",
-    "values",
 ]
 
 _TASKS = {
     task.name: task
     for task in (
         uniform_tasks.Reverse,
-        uniform_tasks.Copy,
-        uniform_tasks.Sort,
-        uniform_tasks.Histogram,
-        uniform_tasks.AssociativeRecall,
-        uniform_tasks.Induction,
-        uniform_tasks.ModularAddition,
-        uniform_tasks.Parity,
         text_tasks.MaskedLanguageModel,
         text_tasks.LanguageModel,
         text_tasks.Sentences,
-        sequence_to_sequence.ReverseSeq2Seq,
         labeled_texts.LabeledTexts,
     )
 }
+# Tasks of a user's data are made only by `from_arrays` and `from_examples`.
+_NAMED = _TASKS | own_data.TASKS
 
 
 def names() -> tuple[str, ...]:
-    """Lists the names of all tasks: the package's, then those in `configs/tasks/`.
-
-    Example:
-      >>> mh.tasks.names()[:4]
-      ('reverse', 'copy', 'sort', 'histogram')
-    """
+    """Lists the names of all tasks: the package's, then those in `configs/tasks/`."""
     return (*_TASKS, *task_files.OF_PROJECT)
 
 
@@ -77,30 +64,17 @@ def options(name: str) -> dict[str, dict[str, fields.Field]]:
 
     The name is one of `names()`, or the file and class of your own task,
     "mine.py:MyTask"; ConfigError if there is no such task.
-
-    Example:
-      >>> options = mh.tasks.options("reverse")["task"]
-      >>> {name: field.default for name, field in options.items()}
-      {'sequence_length': 16, 'num_tokens': 10}
     """
-    return _declared(of_name(name))
-
-
-def _declared(task: type[Task]) -> dict[str, dict[str, fields.Field]]:
+    task = of_name(name)
     declared: dict[str, dict[str, fields.Field]] = {"task": {}, "data": {}}
     metadata = {field.name: field.metadata for field in dataclasses.fields(task)}
-    for name, field in fields.declared(task).items():
-        declared[metadata[name].get("section", "task")][name] = field
+    for option, field in fields.declared(task).items():
+        declared[metadata[option].get("section", "task")][option] = field
     return declared
 
 
 def model_defaults(name: str) -> dict[str, Any]:
-    """Lists `config.model` values that suit a task, by dotted name; see `options`.
-
-    Example:
-      >>> mh.tasks.model_defaults("induction")
-      {'family': 'causal', 'embedding.max_length': 32}
-    """
+    """Lists `config.model` values that suit a task, by dotted name; see `options`."""
     task = of_name(name)
     implied = {"family": "causal"} if task.continues else {}
     implied |= {"output.pool": "mean"} if task.labels_whole else {}
@@ -130,14 +104,14 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
             )
     if kept is not None:
         given["kept"] = kept
-    if not task_files.is_name(name):
+    try:
         with checks.user_mistakes():
             return task(**given)
-    try:
-        return task(**given)
     except checks.ConfigError:
         raise
     except (Exception, SystemExit) as error:
+        if not task_files.is_name(name):
+            raise
         raise checks.ConfigError(task_files.raised(name, error)) from error
 
 
@@ -146,10 +120,7 @@ def from_text(path: str | os.PathLike, **options: Any) -> Task:
 
     The path is a UTF-8 file or a folder of them; options are options of the task
     "language_model", such as `sequence_length`, `tokenizer` and `vocabulary_size`.
-
-    Raises:
-      ConfigError: If the text cannot be read or is too short, there is no such option,
-        or a value is invalid.
+    ConfigError if the text cannot be read or is too short, or an option is invalid.
 
     Example:
       >>> import pathlib
@@ -184,7 +155,7 @@ def from_file(path: str | os.PathLike, **options: Any) -> Task:
     path = os.fspath(path)
     if not path.endswith((".csv", ".tsv", ".jsonl")):
         return from_text(path, **options)
-    if "target" in labeled_texts.columns(path):
+    if any("target" in row for row in labeled_texts.rows_of(path)[:1]):
         pairs = labeled_texts.read_table(path, "target")
         return from_examples(pairs, labels=False, **options)
     return make("labeled_texts", path=path, **options)
@@ -197,46 +168,19 @@ def register(task: type[Task]) -> str:
 
     Raises:
       ConfigError: If it is not a frozen dataclass with everything that a task needs.
-
-    Example:
-      >>> import dataclasses
-      >>> @dataclasses.dataclass(frozen=True, kw_only=True)
-      ... class Backwards(mh.tasks.of_name("reverse")):
-      ...     sequence_length: int = 5
-      >>> mh.tasks.register(Backwards)
-      ':Backwards'
     """
-    if (_TASKS | own_data.TASKS).get(getattr(task, "name", "")) is task:
+    if _NAMED.get(getattr(task, "name", "")) is task:
         return task.name
     task_files.check_class(getattr(task, "__qualname__", repr(task)), task)
     return task_files.register(task)
 
 
-def values(task: Task) -> dict[str, dict[str, Any]]:
-    """Collects the values of a task's options; see `options`.
-
-    Example:
-      >>> mh.tasks.values(mh.tasks.make("reverse", sequence_length=4))
-      {'task': {'sequence_length': 4, 'num_tokens': 10}, 'data': {}}
-    """
-    return {
-        section: {name: getattr(task, name) for name in named}
-        for section, named in _declared(type(task)).items()
-    }
-
-
 def of_name(name: str) -> type[Task]:
-    """Finds the class of a task; see `options`.
-
-    Example:
-      >>> mh.tasks.of_name("reverse").__name__
-      'Reverse'
-    """
+    """Finds the class of a task; see `options`."""
     if task_files.is_name(name):
         return task_files.load(name)
-    # Tasks of a user's data are made only by `from_arrays` and `from_examples`.
-    if name in (known := _TASKS | own_data.TASKS):
-        return known[name]
+    if name in _NAMED:
+        return _NAMED[name]
     try:
         checks.choice("config.task.name", name, names())
     except ValueError as error:

@@ -5,13 +5,12 @@ sequence is mapped to another one, the source has `S` positions and the target `
 """
 
 import abc
-import contextlib
 import dataclasses
 import functools
 import hashlib
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
 import jax
@@ -23,14 +22,7 @@ from mha_haiku.training.tasks import sampling
 
 
 class Example(NamedTuple):
-    """One example of a task; a batch of them has leading axes on every array.
-
-    Example:
-      >>> task = mh.tasks.make("reverse", sequence_length=4)
-      >>> example = task.example(jax.random.key(0), task.train_data)
-      >>> example.inputs, example.targets
-      (Array([7, 2, 6, 5], dtype=int32), Array([5, 6, 2, 7], dtype=int32))
-    """
+    """One example of a task; a batch of them has leading axes on every array."""
 
     # `[T]` int32 tokens, or `[T, D]` float32 features; `[S]` for a source.
     inputs: jax.Array | np.ndarray
@@ -104,11 +96,6 @@ class Task(abc.ABC):
 
     The three numbers, `baseline` and `example` are required. For data in arrays or
     pairs of texts use `from_arrays` or `from_examples`, which need no class.
-
-    Example:
-      >>> task = mh.tasks.make("reverse", sequence_length=4)
-      >>> isinstance(task, mh.tasks.Task), task.num_classes, task.baseline["accuracy"]
-      (True, 10, 0.1)
     """
 
     # Of the subclasses, which are frozen dataclasses.
@@ -222,8 +209,8 @@ class Task(abc.ABC):
 
     def answer(self, tokens: Sequence[int] | np.ndarray | jax.Array) -> str:
         """Returns the text of a model's answer, `[T]` classes up to an end token."""
-        is_text = lambda token: token not in self.end_tokens  # noqa: E731
-        written = itertools.takewhile(is_text, np.asarray(tokens).tolist())
+        classes = np.asarray(tokens).tolist()
+        written = itertools.takewhile(lambda x: x not in self.end_tokens, classes)
         pieces = b"".join(map(self.piece, written))
         return pieces.decode("utf-8", errors="replace").removeprefix(" ")
 
@@ -254,18 +241,13 @@ class Task(abc.ABC):
             raise checks.ConfigError(
                 f"The task {self.name!r} takes features, not text or tokens."
             )
-        if not words:
-            raise checks.ConfigError(
-                f"text must be tokens separated by spaces for {self.name}, got "
-                f"{text!r}."
-            )
         tokens = {str(token): token for token in range(size)}
         tokens |= {self.token_label(token): token for token in range(size)}
-        for word in words:
+        for word in words or [text]:
             if word not in tokens:
                 raise checks.ConfigError(
-                    f"text must be token ids from 0 to {size - 1} or labels "
-                    f"of {self.name}, got {word!r}.{checks.nearest(word, tokens)}"
+                    f"text must be token ids from 0 to {size - 1} or labels of "
+                    f"{self.name}, separated by spaces, got {word!r}."
                 )
         return np.array([tokens[word] for word in words], np.int32)
 
@@ -301,23 +283,33 @@ class DataTask(Task):
 
     baseline_name = "unigram"
 
-    # The data that a run stored of this task. Then the data is only read when examples
-    # are needed, and must be the run's.
+    # The data that a run stored of this task, with the `text` that it must be: then it
+    # is only read when examples are needed. Or data from Python.
     kept: dataclasses.InitVar[Kept | None] = None
 
     def __post_init__(self, kept: Kept | None):
         super().__post_init__()
-        object.__setattr__(self, "_kept", kept)
-        if kept is None:
+        object.__setattr__(self, "_kept", kept or Kept())
+        if self._kept.text is None:
             _ = self._split  # reads the data, so that its errors show now
 
     def keep(self) -> Kept:
-        if self._kept is not None and self._kept.text is not None:
+        if self._kept.text is not None:
             return self._kept
-        return Kept(self._symbols(), self._text)
+        return Kept(self._symbols(), self._text, self._kept.arrays)
 
     def example(self, key: jax.Array, data: Any) -> Example:
         return Example(*sampling.row(key, data))
+
+    @property
+    def _arrays(self) -> Mapping[str, np.ndarray]:
+        """The data that was passed from Python."""
+        if self._kept.arrays is None:
+            raise checks.ConfigError(
+                f"{self.name} needs data that is given in Python, by "
+                "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
+            )
+        return self._kept.arrays
 
     @property
     @abc.abstractmethod
@@ -351,7 +343,7 @@ class DataTask(Task):
 
     @functools.cached_property
     def _split(self) -> tuple[Any, Any]:
-        before, text = None if self._kept is None else self._kept.text, self._text
+        before, text = self._kept.text, self._text
         if before is not None and before["sha256"] != text["sha256"]:
             raise checks.ConfigError(
                 f"The run has learned from other data: {before['name']} had the sha256 "
@@ -394,17 +386,6 @@ def split(
     )
 
 
-@contextlib.contextmanager
-def needed(package: str, by: str) -> Iterator[None]:
-    """Raises ConfigError if a package of `mha_haiku[data]` cannot be imported."""
-    try:
-        yield
-    except ImportError as error:
-        raise checks.ConfigError(
-            f"{by} needs {package}: pip install 'mha_haiku[data]'."
-        ) from error
-
-
 def described(value: Any) -> str:
     """Describes an array by dtype and shape, anything else as messages show it."""
     if hasattr(value, "dtype"):
@@ -425,16 +406,5 @@ def batch(
     An example depends only on `key`, which the batch shares, and its index, so a batch
     does not depend on how its indices are spread over devices; `data` is as in
     `Task.example`.
-
-    Example:
-      >>> task = mh.tasks.make("sort", sequence_length=4)
-      >>> key, indices = jax.random.key(0), jnp.arange(2)
-      >>> mh.tasks.batch(task, key, task.train_data, indices).targets
-      Array([[7, 8, 8, 8],
-             [2, 4, 5, 7]], dtype=int32)
     """
-
-    def one(index: jax.Array | np.ndarray):
-        return task.example(jax.random.fold_in(key, index), data)
-
-    return jax.vmap(one)(indices)
+    return jax.vmap(lambda i: task.example(jax.random.fold_in(key, i), data))(indices)

@@ -7,10 +7,9 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 import numpy as np
@@ -18,9 +17,7 @@ import numpy as np
 from mha_haiku.core import checks, fields
 from mha_haiku.training.tasks import base, sampling, text_tasks
 
-_COLUMNS = ("text", "label")
 _CLS = "[CLS]"
-_FURTHER = "further columns"  # in a line that has more than the first one
 _WORD = re.compile(r"\w+")
 
 
@@ -50,7 +47,6 @@ class LabeledTexts(text_tasks.TextTask):
 
     name: ClassVar[str] = "labeled_texts"
     labels_whole: ClassVar[bool] = True
-    model_defaults = {"embedding.max_length": 64}
     baseline_name = "bag of words"
     path: str = fields.field(
         "",
@@ -64,28 +60,11 @@ class LabeledTexts(text_tasks.TextTask):
 
     sha256: str = fields.field("", "of texts from Python", section="data")
 
-    def __post_init__(self, kept: base.Kept | None):
-        if self.sha256 and (kept is None or kept.arrays is None):
-            raise checks.ConfigError(
-                f"{self.name} needs texts that are given in Python, by "
-                "tasks.from_examples; a config cannot hold them."
-            )
-        super().__post_init__(kept)
-
-    def keep(self) -> base.Kept:
-        arrays = self._kept.arrays if self.sha256 else None
-        return super().keep()._replace(arrays=arrays)
-
     @functools.cached_property
     def _rows(self) -> list[tuple[str, str]]:
         if not self.sha256:
             return read_table(self.path)
-        if base.digest(base.Kept(arrays=self._kept.arrays)) != self.sha256:
-            raise checks.ConfigError(
-                f"sha256 must match the data of {self.name}: the data has changed."
-            )
-        texts, labels = (_texts_of(self._kept.arrays, x) for x in _COLUMNS)
-        return list(zip(texts, labels, strict=True))
+        return [tuple(x) for x in json.loads(self._arrays["rows"].tobytes())]
 
     @functools.cached_property
     def _text(self) -> dict[str, Any]:
@@ -99,8 +78,8 @@ class LabeledTexts(text_tasks.TextTask):
         labels = self._text["labels"]
         if len(labels) < 2:
             raise checks.ConfigError(
-                f"path must have texts of at least 2 labels, got {self.path!r}, where "
-                f"all have the label {labels[0]!r}."
+                f"texts must have at least 2 labels, got {labels}{self.path and ' in '}"
+                f"{self.path}."
             )
         parts: tuple[list, list] = [], []
         for each, label in self._rows:
@@ -160,95 +139,55 @@ class LabeledTexts(text_tasks.TextTask):
 
     @property
     def _labels(self) -> list[str]:
-        if self._kept is not None and self._kept.text is not None:
-            return self._kept.text["labels"]
-        return self._text["labels"]
+        return (self._kept.text or self._text)["labels"]
 
 
 def of_pairs(pairs: Sequence[tuple[str, str]], **options: Any) -> LabeledTexts:
     """Makes the task of texts and labels; its examples are as long as the longest."""
-    arrays = {}
-    for column, texts in zip(_COLUMNS, zip(*pairs, strict=True), strict=True):
-        encoded = [text.encode(errors="surrogatepass") for text in texts]
-        arrays[column] = np.frombuffer(b"".join(encoded), np.uint8)
-        arrays[f"{column}_ends"] = np.cumsum(list(map(len, encoded)))
-    options["sha256"] = base.digest(base.Kept(arrays=arrays))
-    kept = base.Kept(arrays=arrays)
-    task = LabeledTexts(kept=kept, **options)
+    rows = np.frombuffer(json.dumps(pairs).encode(), np.uint8)
+    kept = base.Kept(arrays={"rows": rows})
+    options |= {"kept": kept, "sha256": base.digest(kept)}
+    task = LabeledTexts(**options)
     longest = max(len(task.encoder.encode(text)) for text, _ in pairs)
     length = len(task.before) + longest + len(task.encoder.after)
-    return LabeledTexts(sequence_length=length, kept=kept, **options)
-
-
-def _texts_of(arrays: Mapping[str, np.ndarray], column: str) -> list[str]:
-    ends = arrays[f"{column}_ends"].tolist()
-    content = arrays[column].tobytes()
-    starts = [0, *ends[:-1]]
-    return [
-        content[start:end].decode(errors="surrogatepass")
-        for start, end in zip(starts, ends, strict=True)
-    ]
+    return LabeledTexts(sequence_length=length, **options)
 
 
 def read_table(path: str, second: str = "label") -> list[tuple[str, str]]:
-    """Reads the texts of a file, each with a `second` column, without spaces around.
+    """Reads pairs of a text and a `second` column, without spaces around; `rows_of`."""
+    pairs = []
+    for i, row in enumerate(rows_of(path), start=1):
+        values = [row.get(name) for name in ("text", second)]
+        pair = [str(x).strip() for x in values if isinstance(x, (str, int))]
+        if len(pair) < 2 or not all(pair):
+            raise checks.ConfigError(
+                f"path must have text and {second} in each line, got {path!r} with "
+                f"{checks.shown(row)} in row {i}."
+            )
+        pairs.append(tuple(pair))
+    return pairs
+
+
+def rows_of(path: str) -> list[dict[str, Any]]:
+    """Reads the rows of a table by the names of its columns.
 
     A line of a `.jsonl` file is an object. Otherwise the first line of the UTF-8 file
     names its columns, with tabs between them if that line has a tab (then quotes are
     characters like all others), else with commas.
     """
-    if not path or os.path.isdir(os.path.expanduser(path)):
-        raise checks.ConfigError(
-            f"path must be a file of texts and labels, got {path!r}."
-        )
-    pairs = []
-    for line, row in _table(path, text_tasks.read(path)):
-        values = [row.get(name) for name in ("text", second)]
-        are_texts = all(isinstance(x, (str, int)) and str(x).strip() for x in values)
-        if not are_texts or _FURTHER in row:
-            raise checks.ConfigError(
-                f"path must have text and {second} in each line, got {path!r} with "
-                f"{checks.shown(row)} in line {line}."
-            )
-        pairs.append(tuple(str(x).strip() for x in values))
-    if not pairs:
-        raise checks.ConfigError(f"path must have texts, got {path!r}: it has none.")
-    return pairs
-
-
-def columns(path: str) -> list[str]:
-    """Lists the columns of the first line of a table; see `read_table`."""
-    return next((list(row) for _, row in _table(path, text_tasks.read(path))), [])
-
-
-def _table(path: str, content: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yields the number and the columns of each line of a table."""
-    if path.endswith(".jsonl"):
-        for i, line in enumerate(content.splitlines(), start=1):
-            try:
-                row = json.loads(line)
-            except (ValueError, RecursionError):
-                row = None
-            yield i, row if isinstance(row, dict) else {"line": line}
-        return
-    has_tabs = "\t" in content.partition("\n")[0]
-    reader = csv.DictReader(
-        io.StringIO(content, newline=""),
-        delimiter="\t" if has_tabs else ",",
-        quoting=csv.QUOTE_NONE if has_tabs else csv.QUOTE_MINIMAL,
-        restkey=_FURTHER,
-        strict=True,
-    )
-    limit = csv.field_size_limit(max(len(content), csv.field_size_limit()))
+    content = text_tasks.read_file(path)
     try:
-        for row in reader:
-            yield reader.line_num, {str(x).strip().lower(): y for x, y in row.items()}
-    except csv.Error as error:
-        raise checks.ConfigError(
-            f"path must be CSV or TSV, got {path!r}: {error} in line {reader.line_num}."
-        ) from error
-    finally:
-        csv.field_size_limit(limit)
+        if path.endswith(".jsonl"):
+            return [dict(json.loads(line)) for line in content.strip().split("\n")]
+        has_tabs = "\t" in content.partition("\n")[0]
+        options = {"delimiter": "\t", "quoting": csv.QUOTE_NONE} if has_tabs else {}
+        csv.field_size_limit(max(len(content), csv.field_size_limit()))
+        file = io.StringIO(content, newline="")
+        names, *lines = filter(None, csv.reader(file, strict=True, **options))
+        names = [name.strip().lower() for name in names]
+        return [dict(zip(names, line, strict=True)) for line in lines]
+    except (TypeError, ValueError, csv.Error) as error:
+        raise checks.ConfigError(f"path {path!r} is no table: {error}.") from error
 
 
 def bag_of_words(

@@ -6,7 +6,7 @@ keeps the data in its folder, so that it is read and resumed like any other.
 
 import dataclasses
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, ClassVar
 
 import jax.numpy as jnp
@@ -22,15 +22,13 @@ from mha_haiku.training.tasks import (
 )
 
 _PLACES = "places"
-# Of `base.Example`.
-_OPTIONAL = ("lengths", "decoder_inputs", "decoder_lengths", "others")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Held(base.DataTask):
-    """A task whose data is in `Kept.arrays`; the config has the data's sha256.
+    """A task of arrays from Python; the config has their sha256.
 
-    One of the arrays, `_PLACES`, decides which examples are held out: `[N]` numbers in
+    One of them, `_PLACES`, decides which examples are held out: `[N]` numbers in
     [0, 1), the hash of each original input. So equal inputs are in the same part, and
     examples stay in their part if data is added.
     """
@@ -41,22 +39,6 @@ class _Held(base.DataTask):
     )
     sha256: str = fields.field("", "of the data", section="data")
 
-    def __post_init__(self, kept: base.Kept | None):
-        if kept is None or kept.arrays is None:
-            raise checks.ConfigError(
-                f"{self.name} needs data that is given in Python, by "
-                "tasks.from_arrays or tasks.from_examples; a config cannot hold it."
-            )
-        if base.digest(kept) != self.sha256:
-            raise checks.ConfigError(
-                f"sha256 must match the data of {self.name}: the data has changed."
-            )
-        super().__post_init__(kept)
-        _ = self._split  # so that its errors show now
-
-    def keep(self) -> base.Kept:
-        return self._kept
-
     @property
     def _text(self) -> dict[str, Any]:
         return {"name": self.name, "sha256": self.sha256}
@@ -66,10 +48,10 @@ class _Held(base.DataTask):
 
     @property
     def _data(self) -> Any:
-        return self._kind(*map(self._kept.arrays.get, self._kind._fields))
+        return self._kind(*map(self._arrays.get, self._kind._fields))
 
     def _parts(self) -> tuple[Any, Any]:
-        held_out = self._kept.arrays[_PLACES] < self.held_out_fraction
+        held_out = self._arrays[_PLACES] < self.held_out_fraction
         return base.split(self._data, held_out, self.held_out_fraction, "examples")
 
 
@@ -125,13 +107,13 @@ class Labels(Arrays):
     name: ClassVar[str] = "labels"
     labels_whole: ClassVar[bool] = True
 
-    def __post_init__(self, kept: base.Kept | None):
-        if kept is not None and kept.tokenizer:
+    def _parts(self) -> tuple[base.Example, base.Example]:
+        if self._kept.tokenizer:
             raise checks.ConfigError(
                 "labels of texts are stored in another form than by mha_haiku 0.2.\n"
                 "Make the run anew: mh.train(mh.tasks.from_examples(...), workdir)."
             )
-        super().__post_init__(kept)
+        return super()._parts()
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -168,6 +150,8 @@ def from_arrays(
 ) -> Arrays:
     """Makes the task to predict `targets` from `inputs`, for `mha_haiku.train`.
 
+    ValueError if an argument does not fit; the message has its shape.
+
     Args:
       inputs: `[N, T]` integer tokens, or `[N, T, D]` features.
       targets: `[N, T]` integers, a class per position; or `[N]`, a label per example;
@@ -179,49 +163,59 @@ def from_arrays(
       num_classes: Number of classes. Defaults to the largest target plus 1.
       held_out_fraction: Share of the examples to evaluate on.
 
-    Raises:
-      ValueError: If an argument does not fit; the message has its shape.
-
     Example:
       >>> inputs = np.random.default_rng(0).integers(0, 5, (100, 6))
       >>> task = mh.tasks.from_arrays(inputs, targets=inputs[:, ::-1])
       >>> task.num_tokens, task.train_data.inputs.shape, task.held_out_data.inputs.shape
       (5, (93, 6), (7, 6))
     """
-    inputs = _inputs(inputs)
-    count, length, *size = inputs.shape
+    inputs = np.asarray(inputs)
+    is_features = jnp.issubdtype(inputs.dtype, jnp.floating)
+    if inputs.ndim != 2 + is_features or 0 in inputs.shape:
+        raise ValueError(
+            "inputs must be [N, T] integer tokens or [N, T, D] float features, got "
+            f"{base.described(inputs)}."
+        )
+    count, length = inputs.shape[:2]
+    if is_features:
+        inputs, num_tokens = _numbers("inputs", inputs, inputs.shape), None
+    else:
+        inputs = _integers("inputs", inputs, inputs.shape)
+        num_tokens = _counted("num_tokens", num_tokens, inputs)
     places = [sampling.place(row.tobytes()) for row in inputs]
-    if not size:
-        num_tokens = _counted("num_tokens", num_tokens, inputs.max())
-    elif num_tokens is not None:
-        raise ValueError("num_tokens must be None, as inputs are features.")
-    counted = None  # the number of targets that count
     if lengths is not None:
-        counted = lengths = _integers("lengths", lengths, "[N]", (count,), 1, length)
+        lengths = _integers("lengths", lengths, (count,), 1, length)
+    counted = lengths  # the number of targets that count
     if targets is None:
-        if size or length < 2 or weights is not None or num_classes is not None:
+        if is_features or length < 2 or weights is not None:
             raise ValueError(
                 "without targets inputs must be [N, T] tokens with T of at least 2, "
-                f"and weights and num_classes None, got {base.described(inputs)}."
+                f"and weights None, got {base.described(inputs)}."
             )
-        kind, inputs, targets = NextTokens, inputs[:, :-1], inputs[:, 1:]
+        kind, targets, inputs = NextTokens, inputs[:, 1:], inputs[:, :-1]
         num_classes = num_tokens
         if lengths is not None:
             counted, lengths = lengths - 1, np.maximum(lengths - 1, 1)
     else:
-        targets = _array("targets", targets)
+        targets = np.asarray(targets)
         kind = Labels if targets.ndim == 1 else Arrays
-        wanted = (count,) if kind is Labels else (count, length)
-        targets = _integers("targets", targets, "[N] or [N, T]", wanted, 0)
-    rows = base.Example(inputs, targets, _weights(weights, targets, counted), lengths)
+        shape = (count,) if kind is Labels else (count, length)
+        targets = _integers("targets", targets, shape)
+        num_classes = _counted("num_classes", num_classes, targets)
+    weights = np.ones(targets.shape) if weights is None else weights
+    weights = _numbers("weights", weights, targets.shape)
+    if counted is not None and kind is not Labels:
+        weights = weights * (np.arange(targets.shape[1]) < counted[:, None])
+    if weights.min() < 0:
+        raise ValueError(f"weights must be 0 or more, got {weights.min()}.")
     return _task(
         kind,
-        rows,
+        base.Example(inputs, targets, weights, lengths),
         places,
         held_out_fraction,
         sequence_length=inputs.shape[1],
         num_tokens=num_tokens,
-        num_classes=_counted("num_classes", num_classes, targets.max()),
+        num_classes=num_classes,
     )
 
 
@@ -235,6 +229,8 @@ def from_examples(
 ) -> labeled_texts.LabeledTexts | TextPairs:
     """Makes the task to predict a label or a text from a text.
 
+    ValueError if an example is not such a pair; the message names it.
+
     Args:
       examples: Pairs of a text and its label, or of a text and the text to write.
       labels: Whether the second element is a label. By default it is if it is an
@@ -243,9 +239,6 @@ def from_examples(
       vocabulary_size: Largest number of tokens.
       held_out_fraction: Share of the pairs to evaluate on.
 
-    Raises:
-      ValueError: If an example is not such a pair; the message names it.
-
     Example:
       >>> sums = [(f"{i}+{j}", str(i + j)) for i in range(10) for j in range(10)]
       >>> task = mh.tasks.from_examples(sums, labels=False)
@@ -253,20 +246,19 @@ def from_examples(
       >>> task.question(example), task.answer(example.targets)
       ('7+3', '10')
     """
-    pairs = _pairs(examples)
-    largest = sequence_to_sequence.LARGEST_VOCABULARY
-    checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
+    pairs = list(examples)
+    for i, pair in enumerate(pairs):
+        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
+        kinds = str, (str, int, np.integer)
+        if not is_pair or not all(map(isinstance, pair, kinds)) or pair[0] == "":
+            raise ValueError(
+                "examples must be pairs of a text and a label or text, got "
+                f"{checks.shown(pair)} as number {i}."
+            )
     texts, seconds = zip(*pairs, strict=True)
-    different = sorted(set(seconds), key=lambda x: (str(type(x)), x))
+    are_texts = all(isinstance(x, str) and x for x in seconds)
     if labels is None:
-        is_short = 2 * len(different) <= len(pairs)
-        labels = is_short or not all(isinstance(x, str) for x in seconds)
-    if labels and len(different) < 2:
-        raise ValueError(
-            f"examples must have at least 2 labels, got only {different[0]!r}."
-        )
-    if not labels and not all(isinstance(x, str) and x for x in seconds):
-        raise ValueError("labels must be True, as not all of the examples end in text.")
+        labels = 2 * len(set(seconds)) <= len(pairs) or not are_texts
     if labels:
         return labeled_texts.of_pairs(
             [(text, str(label)) for text, label in pairs],
@@ -274,17 +266,18 @@ def from_examples(
             vocabulary_size=vocabulary_size,
             held_out_fraction=held_out_fraction,
         )
+    if not are_texts:
+        raise ValueError("labels must be True, as not all of the examples end in text.")
+    largest = sequence_to_sequence.LARGEST_VOCABULARY
+    checks.integer_in("vocabulary_size", vocabulary_size, 2, largest)
     checks.choice("tokenizer", tokenizer, tokenization.TRAINERS)
-    train = tokenization.TRAINERS[tokenizer]
-    sides = [train("\n".join(side), vocabulary_size) for side in (texts, seconds)]
-    stored = {"tokenizers": [json.loads(each.to_json()) for each in sides]}
-    sources, targets = (
-        list(map(x.encode, side))
-        for x, side in zip(sides, (texts, seconds), strict=True)
-    )
-    both = sequence_to_sequence.Pairs.of(sources, targets)
+    train, sides = tokenization.TRAINERS[tokenizer], (texts, seconds)
+    encoders = [train("\n".join(side), vocabulary_size) for side in sides]
+    stored = {"tokenizers": [json.loads(x.to_json()) for x in encoders]}
+    rows = [list(map(x.encode, y)) for x, y in zip(encoders, sides, strict=True)]
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
-    return _task(TextPairs, both, places, held_out_fraction, stored)
+    data = sequence_to_sequence.Pairs.of(*rows)
+    return _task(TextPairs, data, places, held_out_fraction, stored)
 
 
 def _task(
@@ -302,74 +295,32 @@ def _task(
     return kind(kept=kept, **options)
 
 
-def _pairs(examples: Any) -> list[tuple[str, str | int]]:
-    if isinstance(examples, (str, bytes, Mapping)):
-        raise ValueError(f"examples must be pairs, got {checks.shown(examples)}.")
-    pairs = list(examples)
-    if len(pairs) < 2:
-        raise ValueError(f"examples must be at least 2 pairs, got {len(pairs)}.")
-    for i, pair in enumerate(pairs):
-        is_pair = isinstance(pair, (tuple, list)) and len(pair) == 2
-        if not (is_pair and isinstance(pair[0], str) and pair[0]):
-            got = f"got {checks.shown(pair)} as number {i}"
-            raise ValueError(
-                f"examples must be pairs of a text and a label or text, {got}."
-            )
-        if isinstance(pair[1], bool) or not isinstance(pair[1], (str, int, np.integer)):
-            got = f"got {checks.shown(pair[1])} in number {i}"
-            raise ValueError(f"examples must end in a text or an integer, {got}.")
-    return [(a, b if isinstance(b, str) else int(b)) for a, b in pairs]
-
-
-def _array(name: str, values: Any) -> np.ndarray:
-    try:
-        return np.asarray(values)
-    except ValueError:  # of rows that differ in length
+def _numbers(name: str, values: Any, shape: tuple[int, ...]) -> np.ndarray:
+    """Checks finite numbers; float32, as NumPy's files lose floats such as bfloat16."""
+    values = np.asarray(values)
+    if values.shape != shape or values.dtype == object:
         raise ValueError(
-            f"{name} must have rows of equal length, got {checks.shown(values)}; pad "
-            "the shorter rows, and give the number of positions that count in lengths=."
-        ) from None
-
-
-def _inputs(inputs: Any) -> np.ndarray:
-    inputs = _array("inputs", inputs)
-    is_tokens = inputs.ndim == 2 and jnp.issubdtype(inputs.dtype, jnp.integer)
-    is_features = inputs.ndim == 3 and jnp.issubdtype(inputs.dtype, jnp.floating)
-    if not (is_tokens or is_features) or 0 in inputs.shape or len(inputs) < 2:
-        raise ValueError(
-            "inputs must be [N, T] integer tokens or [N, T, D] float features, N of at "
-            f"least 2, got {base.described(inputs)}."
+            f"{name} must be numbers of shape {shape}, got {base.described(values)}."
         )
-    if is_tokens:
-        return _integers("inputs", inputs, "[N, T]", inputs.shape, 0)
-    numbers = _floats(inputs)
-    if bad := np.sum(~np.isfinite(numbers)):
-        got = f"got {base.described(inputs)} with {bad:,} that are not"
-        raise ValueError(f"inputs must be finite, {got}.")
-    return numbers
-
-
-def _floats(values: np.ndarray) -> np.ndarray:
-    """Converts numbers of any width to float32; those that are too large are infinite.
-
-    A file of NumPy's loses narrower floats of JAX, such as bfloat16.
-    """
     with np.errstate(over="ignore"):
-        return values.astype(np.float32)
+        numbers = values.astype(np.float32)
+    if bad := np.sum(~np.isfinite(numbers)):
+        got = f"got {base.described(values)} with {bad:,} that are not"
+        raise ValueError(f"{name} must be finite in float32, {got}.")
+    return numbers
 
 
 def _integers(
     name: str,
     values: Any,
-    axes: str,
     shape: tuple[int, ...],
-    low: int,
+    low: int = 0,
     high: int = sampling.LARGEST,
 ) -> np.ndarray:
-    values = _array(name, values)
+    values = np.asarray(values)
     got = f"got {base.described(values)}"
     if not jnp.issubdtype(values.dtype, jnp.integer) or values.shape != shape:
-        raise ValueError(f"{name} must be integers {axes}, here {shape}, {got}.")
+        raise ValueError(f"{name} must be integers of shape {shape}, {got}.")
     if values.min() < low or values.max() > high:
         raise ValueError(
             f"{name} must be from {low} to {high}, {got} from {values.min()} to "
@@ -378,35 +329,7 @@ def _integers(
     return values.astype(np.int32)
 
 
-def _weights(
-    weights: Any, targets: np.ndarray, counted: np.ndarray | None
-) -> np.ndarray:
-    given = np.ones(targets.shape) if weights is None else weights
-    weights = _array("weights", given)
-    is_number = weights.dtype == bool or any(
-        jnp.issubdtype(weights.dtype, kind) for kind in (jnp.integer, jnp.floating)
-    )
-    if weights.shape != targets.shape or not is_number:
-        raise ValueError(
-            f"weights must be numbers shaped like targets, {targets.shape}, got "
-            f"{base.described(weights)}."
-        )
-    numbers = _floats(weights)
-    if counted is not None and targets.ndim == 2:
-        numbers = numbers * (np.arange(targets.shape[1]) < counted[:, None])
-    if not (np.isfinite(numbers).all() and (numbers >= 0).all() and numbers.any()):
-        raise ValueError(
-            "weights must be finite, 0 or more and not all 0 where targets count, got "
-            f"{base.described(weights)}."
-        )
-    return numbers
-
-
-def _counted(name: str, given: int | None, largest: int | np.integer) -> int:
-    if given is None:
-        return int(largest) + 1
-    if checks.positive_integer(name, given) <= largest:
-        raise ValueError(
-            f"{name} must be above {largest}, the largest in the data, got {given}."
-        )
-    return given
+def _counted(name: str, count: int | None, values: np.ndarray) -> int:
+    """Checks the number of tokens or classes; one more than the largest by default."""
+    least = int(values.max()) + 1
+    return checks.integer_in(name, least if count is None else count, least, None)

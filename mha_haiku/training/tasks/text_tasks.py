@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
 import platform
 import re
@@ -76,8 +75,6 @@ class TextTask(base.DataTask):
     @functools.cached_property
     def texts(self) -> tuple[Any, Any]:
         """The text to train on, and the held-out text."""
-        if self.held_out_fraction == 0:
-            raise checks.ConfigError("held_out_fraction must be above 0, got 0.")
         text = read(self.path)
         # At least one character to train the tokenizer on; short texts are refused.
         cut = max(1, round(len(text) * (1 - self.held_out_fraction)))
@@ -105,7 +102,7 @@ class TextTask(base.DataTask):
     @functools.cached_property
     def encoder(self) -> tokenization.Tokenizer:
         """The tokenizer, of the run, of a file or trained on the training part."""
-        if self._kept is not None and self._kept.tokenizer:
+        if self._kept.tokenizer:
             return tokenization.from_json(self._kept.tokenizer)
         if train := tokenization.TRAINERS.get(self.tokenizer):
             return train(self._training_text, self.vocabulary_size)
@@ -144,13 +141,6 @@ class TextTask(base.DataTask):
 
     def encode(self, text: str) -> np.ndarray:
         """Encodes a user's text, with special tokens around it."""
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise checks.ConfigError(
-                f"text must be Unicode, got {text[error.start]!r} at character "
-                f"{error.start}."
-            ) from error
         tokens = self._tokens(text)
         if not len(tokens):
             raise checks.ConfigError("text must have at least 1 token, got none.")
@@ -261,7 +251,7 @@ class MaskedLanguageModel(TextTask):
     @property
     def mask_token(self) -> int:
         mask = self.encoder.mask
-        return self.num_classes if mask is None else mask[0]
+        return self.num_classes if mask is None else mask
 
     def token_label(self, token: int) -> str:
         return _MASK if token == self.mask_token else self.class_label(token)
@@ -278,8 +268,8 @@ class MaskedLanguageModel(TextTask):
         return base.Example(inputs, targets, weights)
 
     def _tokens(self, text: str) -> np.ndarray:
-        if self.encoder.mask is not None:  # the tokenizer knows it
-            return super()._tokens(text.replace(_MASK, self.encoder.mask[1]))
+        if (known := self.encoder.mask) is not None:
+            return super()._tokens(text.replace(_MASK, self.encoder.label(known)))
         mask = np.array([self.mask_token], np.int32)
         pieces = []
         for piece in map(super()._tokens, text.split(_MASK)):
@@ -310,16 +300,10 @@ class Sentences(TextTask):
     def baseline(self) -> dict[str, float]:
         return {"accuracy": float("nan"), "loss": float("nan")}
 
-    @functools.cached_property
-    def train_data(self) -> base.Example:
-        return self._encoded(0, "training")
-
-    @functools.cached_property
-    def held_out_data(self) -> base.Example:
-        return self._encoded(1, "held-out")
+    def _parts(self) -> tuple[base.Example, base.Example]:
+        return self._encoded(0, "training"), self._encoded(1, "held-out")
 
     def _encoded(self, part: int, name: str) -> base.Example:
-        _ = self._split  # checks that the text is the run's
         texts = sentences(self.texts[part])
         if not texts:
             raise checks.ConfigError(
@@ -351,12 +335,16 @@ def read(path: str) -> str:
         from pydoc_data import topics
 
         return "\n\n".join(topics.topics.values())
-    try:
-        text = "\n\n".join(filter(None, map(_read_file, _files(path))))
-    except OSError as error:
-        raise checks.ConfigError(
-            f"path must be readable, got {error.filename or path!r}: {error.strerror}."
-        ) from error
+    root = checks.as_path(path)
+    files = [root]
+    if root.is_dir():
+        files = [
+            file
+            for file in sorted(root.rglob("*"))
+            if file.is_file()
+            and not any(name.startswith(".") for name in file.relative_to(root).parts)
+        ]
+    text = "\n\n".join(filter(None, map(read_file, files)))
     if not text.strip():
         raise checks.ConfigError(
             f"path must have some text, got {path!r}: it is empty."
@@ -364,38 +352,9 @@ def read(path: str) -> str:
     return text
 
 
-def _files(path: str) -> list[pathlib.Path]:
-    root = pathlib.Path(os.path.expanduser(path))
-    if root.is_file():
-        return [root]
-    if root.is_dir():
-        files = (file for file in sorted(root.rglob("*")) if file.is_file())
-        return [
-            file
-            for file in files
-            if not any(name.startswith(".") for name in file.relative_to(root).parts)
-        ]
-    what = "is neither a file nor a folder" if root.exists() else "does not exist"
-    folder = root.parent
-    siblings = os.listdir(folder) if folder.is_dir() else []
-    raise checks.ConfigError(
-        f"path must be a text file or a folder of them, got {path!r}, which {what}."
-        f"{checks.nearest(root.name, siblings)}"
-    )
-
-
-def _read_file(file: pathlib.Path) -> str:
-    raw = file.read_bytes()
-    if (offset := raw.find(b"\0")) >= 0:
-        raise checks.ConfigError(
-            f"path must be UTF-8 text, got {str(file)!r}: it is binary, with a NUL at "
-            f"byte {offset}."
-        )
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise checks.ConfigError(
-            f"path must be UTF-8 text, got {str(file)!r}: byte {error.start} is "
-            f"0x{raw[error.start]:02x}."
-        ) from error
-    return text.removeprefix("\ufeff").replace("\r\n", "\n")
+def read_file(path: str | pathlib.Path) -> str:
+    """Reads a text; a file with a NUL, as UTF-16 and binary files have, is none."""
+    text = checks.text_of(path, f"path {str(path)!r}")
+    if "\0" in text:
+        raise checks.ConfigError(f"path {str(path)!r} is not a text: it has a NUL.")
+    return text

@@ -1,68 +1,66 @@
 """Text to integers and back: characters, byte pairs, or a tokenizer from a file."""
 
+import abc
 import contextlib
 import dataclasses
 import functools
 import json
-import math
 import pathlib
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.training.tasks import base
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
 _MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
 # What they call the token that ends a text, the commonest first.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
-_TRIED = 100  # tokens whose texts are encoded to find one that can be
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
 # Where `str.splitlines` cuts.
 _ENDS_OF_LINES = r"\r\n|[\n\r\x0b\x0c\x1c-\x1e\x85\u2028\u2029]"
 
 
-class Tokenizer(Protocol):
+class Tokenizer(abc.ABC):
     """Encodes text as tokens, 0 to num_tokens - 1, and labels them."""
 
     num_tokens: int
     before: tuple[int, ...] = ()  # special tokens before every text
     after: tuple[int, ...] = ()  # special tokens after it
-    mask: tuple[int, str] | None = None  # the token that hides another, and its text
+    mask: int | None = None  # the token that hides another
     end_tokens: tuple[int, ...] = ()  # those that end a text
-    out_of_range: tuple[int, ...] = ()  # tokens that the model has no row for
 
+    @abc.abstractmethod
     def encode(self, text: str) -> np.ndarray:
-        """Encodes `text` as tokens `[T]`, int32."""
-        ...
+        """Encodes `text` as tokens `[T]`, int32, without special tokens around it."""
 
+    @abc.abstractmethod
     def check_known(self, text: str) -> None:
         """Raises ConfigError if a part of a text has no token."""
 
-    def label(self, token: int) -> str:
-        """Returns the text of a token."""
-        ...
-
+    @abc.abstractmethod
     def piece(self, token: int) -> bytes:
         """Returns the UTF-8 bytes that a token adds to a text that it continues.
 
         A token may be a part of a character: texts are joined from bytes.
         """
-        ...
+
+    def label(self, token: int) -> str:
+        r"""Returns the text of a token; parts of a character are `\xe2`."""
+        return self.piece(token).decode(errors="backslashreplace")
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Decodes tokens to the text that their pieces make up."""
         pieces = b"".join(self.piece(int(token)) for token in tokens)
-        return pieces.decode("utf-8", errors="replace")
+        return pieces.decode(errors="replace")
 
+    @abc.abstractmethod
     def to_json(self) -> str:
         """Describes the tokenizer as a text, which `from_json` reads."""
-        ...
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,11 +71,7 @@ class Characters(Tokenizer):
 
     @classmethod
     def train(cls, text: str, vocabulary_size: int) -> "Characters":
-        """Makes a tokenizer of a text's characters, the commonest if too many.
-
-        Raises:
-          ValueError: If `vocabulary_size` is no integer of at least 2.
-        """
+        """Makes a tokenizer of a text's characters, the commonest if too many."""
         checks.integer_in("vocabulary_size", vocabulary_size, 2, None)
         counts = Counter(text)
         commonest = sorted(counts, key=lambda c: (-counts[c], c))
@@ -106,10 +100,6 @@ class Characters(Tokenizer):
                 f"It knows {checks.shown(self.alphabet)}."
             )
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Finds where in a text each of its tokens begins and ends."""
-        return [(place, place + 1) for place in range(len(text))]
-
     def label(self, token: int) -> str:
         return (_UNKNOWN + self.alphabet)[token]
 
@@ -126,9 +116,6 @@ def train_byte_pairs(text: str, vocabulary_size: int) -> "Pretrained":
 
     It has `vocabulary_size` tokens, at least 256, or fewer if pairs run out. No token
     is of two lines.
-
-    Raises:
-      ValueError: If `vocabulary_size` is no integer of at least 256.
     """
     checks.integer_in("vocabulary_size", vocabulary_size, _NUM_BYTES, None)
     tokenizers = library()
@@ -141,7 +128,7 @@ def train_byte_pairs(text: str, vocabulary_size: int) -> "Pretrained":
         show_progress=False,
     )
     tokenizer.train_from_iterator(text.splitlines(keepends=True), trainer)
-    return Pretrained(json.dumps(_by_lines(json.loads(tokenizer.to_str()))))
+    return Pretrained(_by_lines(json.loads(tokenizer.to_str())))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -160,16 +147,12 @@ class Pretrained(Tokenizer):
     end_tokens: tuple[int, ...] = ()
 
     def __post_init__(self):
-        """Reads the contents and tests them, so that errors show now."""
+        """Reads the contents, so that errors show now."""
         with errors_named("tokenizer.json"):
-            _ = self._tokenizer, self._around, self._anchor
-            largest, count = max(self._ids.values()), len(self._ids)
-            if largest >= len(self.content):  # a token takes more than a character
-                raise ValueError(f"it has {count} tokens, and a token {largest}")
+            _ = self._around
             usual = self._first_of(_ENDS)
         ends = tuple(x for x in self.end_tokens if 0 <= x < self.num_tokens)
-        if not ends and usual is not None:
-            ends = (usual,)
+        ends = ends or (() if usual is None else (usual,))
         object.__setattr__(self, "end_tokens", ends)
 
     def to_json(self) -> str:
@@ -185,7 +168,7 @@ class Pretrained(Tokenizer):
         count = max(self.least_tokens, 1 + max(self._ids.values()))
         return count if self.most_tokens is None else min(count, self.most_tokens)
 
-    @functools.cached_property
+    @property
     def out_of_range(self) -> tuple[int, ...]:
         """The tokens that the model has no row for, in their order."""
         return tuple(sorted(x for x in self._ids.values() if x >= self.num_tokens))
@@ -199,9 +182,8 @@ class Pretrained(Tokenizer):
         return self._in_range(self._around[1])
 
     @functools.cached_property
-    def mask(self) -> tuple[int, str] | None:
-        token = self._first_of(_MASKS)
-        return None if token is None else (token, self._tokenizer.id_to_token(token))
+    def mask(self) -> int | None:
+        return self._first_of(_MASKS)
 
     def _first_of(self, texts: Sequence[str]) -> int | None:
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
@@ -216,9 +198,10 @@ class Pretrained(Tokenizer):
         return tokens
 
     def check_known(self, text: str) -> None:
-        encoding = self._encoding(text)
-        if self._unknown in encoding.ids:
-            start, stop = encoding.offsets[encoding.ids.index(self._unknown)]
+        model, encoding = json.loads(self.content)["model"], self._encoding(text)
+        unknown = self._ids.get(model.get("unk_token"), model.get("unk_id"))
+        if unknown in encoding.ids:
+            start, stop = encoding.offsets[encoding.ids.index(unknown)]
             raise checks.ConfigError(
                 "text must be of parts that the tokenizer knows, got "
                 f"{text[start:stop]!r} at character {start}."
@@ -232,51 +215,36 @@ class Pretrained(Tokenizer):
         with _errors_named("text cannot be encoded by its tokenizer"):
             return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def spans(self, text: str) -> list[tuple[int, int]]:
-        """Finds where in a text each of its tokens begins and ends.
-
-        Tokens that are parts of one character all have its place.
-        """
-        return list(self._encoding(text).offsets)
-
     def label(self, token: int) -> str:
-        r"""Decodes the text that a token adds to a text that it continues.
-
-        Parts of a character are `\xe2`, special tokens are their names, and tokens that
-        only the model knows are `<49153>`.
-        """
-        piece = self._tokenizer.id_to_token(token)
-        if piece is None:
-            return f"<{token}>"
-        if token in self._special:
-            return piece
-        if self._is_byte_level:
-            return _bytes_of_letters(piece).decode("utf-8", errors="backslashreplace")
-        if byte := _BYTE.fullmatch(piece):
-            return rf"\x{byte[1].lower()}"
-        if self._tokenizer.decoder is None:
-            return piece
-        # A decoder drops or adds spaces at the beginning: put another token before.
-        start = self._decode([self._anchor])
-        whole = self._decode([self._anchor, token])
-        return whole.removeprefix(start) if whole.startswith(start) else piece
+        byte = _BYTE.fullmatch(self._tokenizer.id_to_token(token) or "")
+        return rf"\x{byte[1].lower()}" if byte else super().label(token)
 
     def decode(self, tokens: Sequence[int]) -> str:
         with _errors_named("tokens cannot be decoded by their tokenizer"):
             return self._decode([int(token) for token in tokens])
 
     def piece(self, token: int) -> bytes:
-        letters = self._tokenizer.id_to_token(token)
-        if letters is not None and token not in self._special:
-            if self._is_byte_level:
-                return _bytes_of_letters(letters)
-            if byte := _BYTE.fullmatch(letters):
-                return bytes.fromhex(byte[1])
-        return self.label(token).encode()
+        name = self._tokenizer.id_to_token(token)
+        if name is None:  # a token that only the model knows
+            return f"<{token}>".encode()
+        if token in self._special:
+            return name.encode()
+        if self._is_byte_level:
+            return _bytes_of_letters(name)
+        if byte := _BYTE.fullmatch(name):
+            return bytes.fromhex(byte[1])
+        if self._tokenizer.decoder is None:
+            return name.encode()
+        # A decoder drops or adds spaces at the beginning, so the second of two counts.
+        once, twice = self._decode([token]), self._decode([token, token])
+        return (twice.removeprefix(once) or name).encode()
 
     @functools.cached_property
     def _tokenizer(self) -> Any:
-        return _of_library(self.content)
+        tokenizer = library().Tokenizer.from_str(self.content)
+        tokenizer.no_truncation()  # windows are cut here, not there
+        tokenizer.no_padding()
+        return tokenizer
 
     @functools.cached_property
     def _ids(self) -> dict[str, int]:
@@ -288,11 +256,6 @@ class Pretrained(Tokenizer):
         return frozenset(token for token, entry in added.items() if entry.special)
 
     @functools.cached_property
-    def _unknown(self) -> int | None:
-        model = json.loads(self.content)["model"]
-        return self._ids.get(model.get("unk_token"), model.get("unk_id"))
-
-    @functools.cached_property
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # The template is asked about a text of one token, which any text is to a
         # tokenizer without a vocabulary.
@@ -300,28 +263,8 @@ class Pretrained(Tokenizer):
         if self._tokenizer.post_processor is not None:
             asked.post_processor = self._tokenizer.post_processor
         encoding = asked.encode("a")
-        places = np.flatnonzero(np.array(encoding.special_tokens_mask) == 0)
-        first, last = (
-            (places[0], places[-1] + 1) if len(places) else [len(encoding.ids)] * 2
-        )
-        return tuple(encoding.ids[:first]), tuple(encoding.ids[last:])
-
-    @functools.cached_property
-    def _anchor(self) -> int:
-        """A token that decodes to a text, after which other tokens are decoded."""
-        vocabulary = self._tokenizer.get_vocab(with_added_tokens=False)
-        texts = sorted(vocabulary, key=vocabulary.get)
-        texts.sort(key=lambda text: vocabulary[text] in self._special)
-        reason = "its vocabulary is empty, or encodes no text"
-        for text in ("a", *texts[:_TRIED]):
-            try:
-                tokens = self._tokenizer.encode(text, add_special_tokens=False).ids
-            except Exception as error:  # it has no such token, and none for the unknown
-                reason = error
-                continue
-            if tokens and self._decode(tokens[-1:]).strip():
-                return tokens[-1]
-        raise ValueError(reason)
+        place = encoding.special_tokens_mask.index(0)
+        return tuple(encoding.ids[:place]), tuple(encoding.ids[place + 1 :])
 
     @functools.cached_property
     def _is_byte_level(self) -> bool:
@@ -329,9 +272,6 @@ class Pretrained(Tokenizer):
 
     def _decode(self, tokens: list[int]) -> str:
         return self._tokenizer.decode(tokens, skip_special_tokens=False)
-
-
-KINDS = Characters, Pretrained
 
 
 def read_file(
@@ -344,23 +284,15 @@ def read_file(
     content = checks.text_of(path, f"tokenizer {str(path)!r}")
     with errors_named("tokenizer.json"):
         contents = json.loads(content)
-        if "characters" in contents:
+        if contents.keys() & {"characters", "pretrained"}:  # of a run
             return from_json(contents)
-        if "pretrained" in contents:  # of a run
-            return from_json(contents)
-        content = json.dumps(_with_decoder(contents))
-    return Pretrained(content, least_tokens, most_tokens, end_tokens)
+        before = contents.get("pre_tokenizer") or {}
+        if contents.get("decoder") is None and before.get("type") == "ByteLevel":
+            contents["decoder"] = before  # so that tokens are text
+    return Pretrained(json.dumps(contents), least_tokens, most_tokens, end_tokens)
 
 
-def _with_decoder(contents: dict[str, Any]) -> dict[str, Any]:
-    """Adds the decoder that a byte-level description lacks, so that tokens are text."""
-    before = contents.get("pre_tokenizer") or {}
-    if contents.get("decoder") is not None or before.get("type") != "ByteLevel":
-        return contents
-    return contents | {"decoder": before}
-
-
-def _by_lines(contents: dict[str, Any]) -> dict[str, Any]:
+def _by_lines(contents: dict[str, Any]) -> str:
     """Completes a description of byte pairs: lines are encoded one by one."""
     before = contents["pre_tokenizer"]
     lines = {
@@ -370,7 +302,7 @@ def _by_lines(contents: dict[str, Any]) -> dict[str, Any]:
         "invert": False,
     }
     steps = {"type": "Sequence", "pretokenizers": [lines, before]}
-    return contents | {"pre_tokenizer": steps, "decoder": before}
+    return json.dumps(contents | {"pre_tokenizer": steps, "decoder": before})
 
 
 def from_json(text: str | dict[str, Any]) -> Tokenizer:
@@ -378,31 +310,16 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
     with errors_named("tokenizer.json"):
         contents = json.loads(text) if isinstance(text, str) else text
         if "characters" in contents:
-            alphabet = contents["characters"]
-            if not alphabet or "".join(sorted(set(alphabet))) != alphabet:
-                raise ValueError("characters must be different ones, in order")
-            return Characters(alphabet)
-        if "pretrained" in contents:
-            least = checks.integer_in("least_tokens", contents["least_tokens"], 0, None)
-            most = contents.get("most_tokens")
-            if most is not None:
-                checks.integer_in("most_tokens", most, 0, None)
-            ends = tuple(
-                checks.non_negative_integer("end_tokens", x)
-                for x in contents.get("end_tokens", ())
-            )
-            return Pretrained(json.dumps(contents["pretrained"]), least, most, ends)
-        # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
-        return Pretrained(json.dumps(_by_lines(contents)))
-
-
-def several(text: str, count: int) -> tuple[Tokenizer, ...]:
-    """Makes the tokenizers of a task that has `count` of them, from what it stored."""
-    with errors_named("tokenizer.json"):
-        stored = json.loads(text)["tokenizers"]
-        if len(stored) != count:
-            raise ValueError(f"{count} tokenizers are needed, and it has {len(stored)}")
-        return tuple(map(from_json, stored))
+            return Characters(contents["characters"])
+        if "pretrained" not in contents:
+            # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
+            return Pretrained(_by_lines(contents))
+        return Pretrained(
+            json.dumps(contents["pretrained"]),
+            contents["least_tokens"],
+            contents.get("most_tokens"),
+            tuple(contents.get("end_tokens", ())),
+        )
 
 
 TRAINERS = {"characters": Characters.train, "bpe": train_byte_pairs}
@@ -417,7 +334,7 @@ def errors_named(file: str) -> contextlib.AbstractContextManager[None]:
 def _errors_named(fault: str) -> Iterator[None]:
     try:
         yield
-    except (checks.ConfigError, KeyboardInterrupt, SystemExit):
+    except (checks.ConfigError, ImportError, KeyboardInterrupt, SystemExit):
         raise
     # A bare Exception of tokenizers, or a panic of Rust, which is none.
     except BaseException as error:
@@ -435,9 +352,9 @@ def encoded(tokenizer: Tokenizer, text: str) -> np.ndarray:
 
 
 def library() -> Any:
-    """Imports `tokenizers`; raises ConfigError if it is not installed."""
-    with base.needed("tokenizers", "This tokenizer"):
-        import tokenizers
+    """Imports `tokenizers`, which is optional."""
+    import tokenizers
+
     return tokenizers
 
 
@@ -453,54 +370,6 @@ def padded(
     filled = np.zeros((len(rows), length), dtype)
     filled[np.arange(length) < lengths[:, None]] = np.concatenate(rows)
     return filled, lengths
-
-
-_MOST_GROWTH = 1024  # characters that a tokenizer's steps may make of one
-_UNBOUNDED = r"(?:[*+]|\{\d+,\})"
-
-
-def _check_steps(step: Any) -> int:
-    """Returns how many characters steps make of one at most.
-
-    Raises ValueError if these are too many, or a regular expression repeats what it
-    repeats, as in `(a+)+`, which takes exponential time.
-    """
-    if not isinstance(step, dict | list):
-        return 1
-    parts = step.values() if isinstance(step, dict) else step
-    growth = math.prod(map(_check_steps, parts))
-    if isinstance(step, dict):
-        if isinstance(pattern := step.get("Regex"), str) and _repeats(pattern):
-            raise ValueError(f"its regular expression {pattern!r} repeats repetitions")
-        if step.get("type") == "Replace":
-            growth *= max(1, len(step["content"]))
-    if growth > _MOST_GROWTH:
-        raise ValueError(f"its steps make more than {_MOST_GROWTH} characters of one")
-    return growth
-
-
-def _repeats(pattern: str) -> bool:
-    """Checks whether a group with an unbounded repetition is repeated, unboundedly."""
-    pattern = re.sub(r"\\.", "x", pattern)
-    pattern = re.sub(r"\[\^?\]?[^\]]*\]", "x", pattern)
-    pattern = re.sub(r"([*+?])\+", "x", pattern)  # possessive: does not go back
-    while group := re.search(r"\(([^()]*)\)", pattern):
-        is_long = re.search(_UNBOUNDED, group[1]) and not group[1].startswith("?>")
-        after = pattern[group.end() :]
-        if is_long and re.match(_UNBOUNDED, after):
-            return True
-        pattern = pattern[: group.start()] + ("x+x" if is_long else "x") + after
-    return False
-
-
-def _of_library(content: str) -> Any:
-    contents = json.loads(content)
-    for name in ("normalizer", "pre_tokenizer", "decoder"):
-        _check_steps(contents.get(name))
-    tokenizer = library().Tokenizer.from_str(content)
-    tokenizer.no_truncation()  # windows are cut here, not there
-    tokenizer.no_padding()
-    return tokenizer
 
 
 # The bytes that letters of byte-level BPE encode.

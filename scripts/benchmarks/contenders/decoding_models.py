@@ -31,20 +31,17 @@ def prepare(model: str, batch: int, steps: int, use: str = "early") -> worker.Pr
     length = causal_models.SIZES[model].length
     columns = 1 if use == "early" else length - steps - 1
     prompts, strategy = np.ones((batch, columns), int), decoding.Sampled(0)
-    writer, start, ends = decoding._checked(
+    writer, start = decoding._checked(
         built, (prompts, None, None, None), strategy, length, (), None
     )
     params, key, state = writer.decoding.prepare(params), jax.random.key(0), []
 
     def reset():
-        begun = decoding._begun(writer, params, start, ends, key)
-        state[:] = jax.block_until_ready(begun)
+        begun = decoding._begun(writer, params, start, key)
+        state[:] = [jax.block_until_ready(begun)]
 
     def run():
-        texts, cache, keys = state
-        jax.block_until_ready(
-            decoding._advanced(writer, params, texts, cache, keys, ends, steps)
-        )
+        jax.block_until_ready(decoding._advanced(writer, params, *state, steps))
 
     return worker.Program(run, reset, units=steps)
 

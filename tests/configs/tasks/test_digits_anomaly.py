@@ -4,6 +4,7 @@ from sklearn import datasets
 
 from configs.tasks import digits_anomaly
 from mha_haiku import tasks
+from tests.training.tasks.examples import sampled
 
 
 def make(sequence_length=6, held_out_fraction=0.2):
@@ -24,7 +25,7 @@ def images_of(part):
     return {image.tobytes() for image in part.pixels}
 
 
-def test_all_but_the_target_are_one_digit_and_no_image_comes_twice(sampled):
+def test_all_but_the_target_are_one_digit_and_no_image_comes_twice():
     known = digits_by_image()
     batch = sampled(make())
     for inputs, target in list(zip(*batch[:2], strict=True))[:256]:
@@ -35,7 +36,7 @@ def test_all_but_the_target_are_one_digit_and_no_image_comes_twice(sampled):
     np.testing.assert_array_equal(batch.weights, np.ones(4096))
 
 
-def test_digits_and_positions_are_uniform(sampled):
+def test_digits_and_positions_are_uniform():
     task = make()
     batch = sampled(task)
     positions = np.bincount(batch.targets, minlength=6) / 4096
@@ -57,7 +58,7 @@ def test_parts_share_no_image_and_are_all_of_them():
     np.testing.assert_allclose(len(task.held_out_data.pixels) / 1797, 0.2, atol=0.01)
 
 
-def test_examples_come_from_the_data_they_are_given(sampled):
+def test_examples_come_from_the_data_they_are_given():
     task = make()
     for data in (task.train_data, task.held_out_data):
         drawn = sampled(task, data=data).inputs.reshape(-1, 64)
@@ -71,7 +72,7 @@ def test_no_digit_has_more_images_than_there_are_words():
     assert counts.max() == digits_anomaly._MOST_IMAGES
 
 
-def test_labels_are_the_digits(sampled):
+def test_labels_are_the_digits():
     task = make()
     batch = sampled(task)
     inputs = batch.inputs[0]

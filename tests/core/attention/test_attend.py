@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import Blockwise, additive, attend, sink
+from mha_haiku.core.attention import Blockwise, attend, sink
 from mha_haiku.core.attention import dot_product as dot_product_score
+from tests.core.attention.rated_score import Rated
 
 B, T, S, H, G, K, V = 2, 3, 5, 4, 2, 6, 7
 rng = np.random.default_rng(1)
@@ -168,7 +169,7 @@ FITTING = {"query": QUERY, "key": KEY, "value": VALUE}
         ({"bias": np.ones([B, T, S], bool)}, r"bias must be floating point, got bool"),
         ({"bias": ones(T, S)}, r"bias must be .*\(2, 3, 5\) here.*got shape \(3, 5\)"),
         ({"bias": positions.alibi(3)}, "has 3 heads, but attention has 4"),
-        ({"score": additive(ones(3, K))}, r"weight must be \[H, K\].*got shape"),
+        ({"score": Rated(ones(3))}, r"rate must be \[H\].*got shape"),
         (
             {"implementation": "dens"},
             "one of auto, dense.*got 'dens'. Did you mean 'dense'",

@@ -10,20 +10,26 @@ import pytest
 from jax import lax
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import AttentionMap, additive, attend, bin_edges
+from mha_haiku.core.attention import AttentionMap, attend, bin_edges
+from tests.core.attention.rated_score import Rated
 
 B, T, S, H, G, K, V = 2, 7, 9, 4, 2, 6, 3
 L = 4  # as many as there are virtual devices
 LENGTHS = np.asarray([9, 4])
 
 
-def map_of(inputs, lengths=LENGTHS, weight=None, score=None):
+def _at_three(t, s):
+    return (t == 3) | (s == 3)
+
+
+def map_of(inputs, lengths=LENGTHS):
     """Returns a map with every kind of part: mask, bias, score with parameters."""
-    mask = masks.padding(lengths) & ~masks.global_tokens([3]) | masks.window(0, 0)
+    mask = masks.padding(lengths) & ~masks.where(_at_three)
     table = jnp.linspace(-1, 1, 8 * H).reshape(8, H)
-    score = additive(jnp.ones([H, K]) if weight is None else weight)
+    score = Rated(jnp.linspace(1, 4, H))
     bias = positions.relative_bias(table, bidirectional=True, max_distance=5)
-    return attend(*inputs, mask=mask & masks.dilated(1), bias=bias, score=score)[1]
+    mask = mask | masks.window(0, 0)
+    return attend(*inputs, mask=mask, bias=bias, score=score)[1]
 
 
 @pytest.fixture(scope="module")

@@ -14,13 +14,13 @@ from mha_haiku import masks, positions
 from mha_haiku.core.attention import (
     Blockwise,
     Weighting,
-    additive,
     attend,
     dot_product,
 )
 from mha_haiku.core.attention.tiled import sweep
 from mha_haiku.core.masks import relative
 from tests import everyday, jaxprs
+from tests.core.attention.rated_score import Rated
 
 B, T, S, H, G, K, V = 2, 41, 53, 4, 2, 6, 7
 rng = np.random.default_rng(7)
@@ -43,7 +43,9 @@ CASES = {
     "padded queries": {"mask": masks.padding(LENGTHS, np.asarray([30, 5]))},
     "window": {"mask": masks.window(9, 4)},
     "segments": {"mask": masks.segments(IDS, KEY_IDS) & masks.causal()},
-    "prefix or not": {"mask": masks.prefix(LENGTHS) | ~masks.window(3, 3)},
+    "prefix or not": {
+        "mask": masks.causal() | masks.padding(LENGTHS) | ~masks.window(3, 3)
+    },
     "mask per head": {"mask": rng.random((B, H, T, S)) < 0.2},
     "bias of all": {"bias": normal(1, 1, S)},
     "bias per example": {"bias": normal(B, T, S), "mask": masks.causal()},
@@ -51,7 +53,7 @@ CASES = {
     "T5": {"bias": "t5", "mask": masks.causal()},
     "ALiBi": {"bias": positions.alibi(H)},
     "soft cap": {"score": dot_product(soft_cap=1.5)},
-    "additive": {"score": additive(jnp.asarray(normal(H, K)))},
+    "rates": {"score": Rated(jnp.asarray(normal(H)))},
     "dropout": {"dropout_rate": 0.3, "rng": jax.random.key(3)},
 }
 
@@ -222,10 +224,9 @@ MASKS_OF_RANGES = [
         np.asarray([0, 0, 1, 1, 1, 2, 2, 2]), np.asarray([2, 0, 0, 0, 1, 1, 1, 1, 1])
     ),
     masks.segments(np.asarray([5]), np.asarray([5, 5, 5, 4, 4, 5, 5, 5, 5])),
-    masks.prefix(np.asarray(4)),
-    masks.window(2, 2) | masks.global_tokens([0, 7]),
+    masks.causal() | masks.padding(np.asarray(4)),
     ~masks.causal(),
-    masks.causal() & ~masks.dilated(2),
+    masks.causal() & masks.where(lambda t, s: (t - s) % 2 == 1),
 ]
 
 

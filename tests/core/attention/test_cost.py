@@ -82,14 +82,3 @@ def test_map_that_is_returned_costs_no_matrix():
     sizes = [leaf.size for leaf in jax.tree.leaves(shapes)]
     assert max(sizes) == ARRAY.size
     assert H * T * T > 2 * T * H * K
-
-
-def test_map_that_is_read_costs_more():
-    alone = cost(lambda *inputs: attend(*inputs)[0], False)
-    read = cost(lambda *inputs: attend(*inputs)[1].weights(), False)
-    assert read[0] != alone[0]
-    both = cost(
-        lambda *inputs: attend(*inputs)[0].sum() + attend(*inputs)[1].weights().sum(),
-        False,
-    )
-    assert both[0] > alone[0]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import additive, fused, scores
+from mha_haiku.core.attention import fused, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
 
 LENGTHS = np.asarray([4, 0], np.int32)
@@ -37,8 +37,8 @@ def inputs_of(
 ON_BOTH = {
     "bias": ({"bias": positions.alibi(4).aligned(1)}, "no bias"),
     "score": (
-        {"score": additive(np.ones([4, 64]))},
-        "dot products as the score, not Additive",
+        {"score": scores.sigmoid()},
+        "dot products as the score, not Sigmoid",
     ),
     "soft cap": ({"score": scores.dot_product(soft_cap=2.0)}, "no soft cap"),
     "mixed dtypes": (

@@ -38,8 +38,7 @@ TRANSLATIONS = {
 NOT_TRANSLATABLE = {
     "union": masks.causal() | masks.padding(LENGTHS),
     "complement": ~masks.causal(),
-    "dilated": masks.dilated(2),
-    "global tokens": masks.global_tokens([0]),
+    "function": masks.where(lambda t, s: t == s),
     "segments": masks.segments(*IDS),
     "dense": masks.dense(np.ones([B, T, S], bool)),
     "a part": masks.causal() & (masks.padding(LENGTHS) & ~masks.window(1, 1)),

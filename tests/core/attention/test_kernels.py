@@ -167,12 +167,3 @@ def test_cudnn_is_lowered_alone_with_the_mask(mask, kind, window, monkeypatch):
         assert config["sliding_window_length"] == window
         assert config["fmha_scale"] == 1 / 8
     assert "stablehlo.while" not in program
-
-
-def test_tiles_of_the_tpu_kernel_divide_and_are_large():
-    from jax.experimental.pallas.ops.tpu import flash_attention as flash
-
-    sizes = fused._block_sizes(flash, 1024, 768, 128)
-    assert sizes.block_q == 512 and sizes.block_k == 256
-    assert sizes.has_backward_blocks
-    assert fused._block_sizes(flash, 1024, 384, 256).block_q == 256

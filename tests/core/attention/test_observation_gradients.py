@@ -13,7 +13,6 @@ import pytest
 from mha_haiku import masks, positions
 from mha_haiku.core.attention import (
     STATISTICS,
-    additive,
     attend,
     bin_edges,
     dot_product,
@@ -21,6 +20,7 @@ from mha_haiku.core.attention import (
 )
 from mha_haiku.core.attention.tiled import engine, sweep
 from tests import everyday
+from tests.core.attention.rated_score import Rated
 
 B, T, S, H, G, K, V = 2, 13, 17, 4, 2, 3, 5
 rng = np.random.default_rng(8)
@@ -38,7 +38,7 @@ CASES = [
     ("full", "array", "dot product"),
     ("causal padding", "table", "dot product"),
     ("window", "alibi", "capped"),
-    ("segments", "array", "additive"),
+    ("segments", "array", "rates"),
 ]
 
 
@@ -62,8 +62,8 @@ def numbers(bias_kind, score_kind):
         shapes["bias"] = {"array": (1, H, T, S), "table": (8, H), "alibi": (H,)}[
             bias_kind
         ]
-    if score_kind == "additive":
-        shapes["weight"] = (H, K)
+    if score_kind == "rates":
+        shapes["rate"] = (H,)
     draw = np.random.default_rng(1)
     return {name: draw.normal(size=shape) for name, shape in shapes.items()}
 
@@ -79,7 +79,7 @@ def map_of(numbers, mask, bias_kind, score_kind, implementation):
     score = {
         "dot product": dot_product,
         "capped": lambda: dot_product(scale=0.8, soft_cap=1.5),
-        "additive": lambda: additive(numbers["weight"]),
+        "rates": lambda: Rated(numbers["rate"]),
     }[score_kind]()
     arrays = (numbers[name] for name in ("query", "key", "value"))
     return attend(
@@ -236,9 +236,9 @@ def test_gradients_equal_those_of_the_whole_matrix(case):
 
 # Masks that no case above has, each with an observation that compiles quickly.
 OTHERS = {
-    "global tokens": (masks.window(3, 1) | masks.global_tokens([0, 7]), "top"),
-    "prefix": (masks.prefix(np.asarray([9, 0])), "part"),
-    "dilated": (masks.causal() & ~masks.dilated(3), "apply_transposed"),
+    "union": (masks.window(3, 1) | masks.window(0, 5), "top"),
+    "prefix": (masks.causal() | masks.padding(np.asarray([9, 0])), "part"),
+    "function": (masks.where(lambda t, s: (t - s) % 3 > 0), "apply_transposed"),
     "padding": (masks.padding(rng.integers(1, S + 1, B)), "divergence"),
     "pruned groups": (masks.window(7, 0), "apply"),
 }

@@ -287,18 +287,6 @@ def test_an_edit_that_changes_nothing_keeps_the_dropout(name, implementation, ar
     assert abs(wanted - without).max() > 0.1
 
 
-@pytest.mark.slow
-def test_weights_alone_are_a_map():
-    weights = jax.nn.softmax(jax.random.normal(_KEYS[4], (B, H, T, S)))
-    whole = sited.map_of_weights(weights, value=VALUE)
-    np.testing.assert_allclose(whole.weights(), weights, atol=1e-6)
-    np.testing.assert_allclose(
-        whole.top(2).weights, -np.sort(-np.asarray(weights))[..., :2], atol=1e-6
-    )
-    np.testing.assert_allclose(whole.outputs() * GATES, mixed(weights), atol=1e-5)
-    assert whole.rows_sum_to == "1"
-
-
 @pytest.mark.parametrize(
     "name", everyday.those(["query", "key", "value", "heads", "output"], "heads")
 )

@@ -54,7 +54,7 @@ def described(sizes: tuple, mask: masks.Mask, allows: Callable) -> Described:
 @st.composite
 def relative_masks(draw, num_keys):
     """Returns a mask of only positions and its statement `(b, h, t, s)`."""
-    kind = draw(st.sampled_from(["full", "causal", "window", "dilated", "global"]))
+    kind = draw(st.sampled_from(["full", "causal", "window", "function"]))
     if kind == "full":
         return masks.full(), lambda b, h, t, s: True
     if kind == "causal":
@@ -73,11 +73,12 @@ def relative_masks(draw, num_keys):
                 None if right is None else right + offset,
             )
         return mask, lambda b, h, t, s: low <= s - (t + offset) <= high
-    if kind == "dilated":
-        rate = draw(st.integers(1, 3))
-        return masks.dilated(rate), lambda b, h, t, s: (s - t) % rate == 0
-    chosen = draw(st.sets(st.integers(0, num_keys), max_size=2))
-    return masks.global_tokens(chosen), lambda b, h, t, s: t in chosen or s in chosen
+    rate = draw(st.integers(1, 3))
+
+    def is_multiple(t, s):
+        return (s - t) % rate == 0
+
+    return masks.where(is_multiple), lambda b, h, t, s: is_multiple(t, s)
 
 
 @st.composite
@@ -87,8 +88,7 @@ def array_masks(draw, batch_shape, num_heads, num_rows, num_keys):
     to_array = draw(st.sampled_from([np.asarray, jnp.asarray]))
     kind = draw(
         st.sampled_from(
-            ["padding", "query padding", "prefix"]
-            + ["segments", "dense", "dense heads"]
+            ["padding", "query padding", "segments", "dense", "dense heads"]
         )
     )
     lengths = np.asarray(rng.integers(0, num_keys + 1, batch_shape))
@@ -99,9 +99,6 @@ def array_masks(draw, batch_shape, num_heads, num_rows, num_keys):
         query_lengths = np.asarray(rng.integers(0, num_rows + 1, batch_shape))
         mask = masks.padding(to_array(lengths), to_array(query_lengths))
         return mask, lambda b, h, t, s: s < lengths[b] and t < query_lengths[b]
-    if kind == "prefix":
-        mask = masks.prefix(to_array(lengths))
-        return mask, lambda b, h, t, s: s <= t or s < lengths[b]
     if kind == "segments":
         query_ids = rng.integers(-1, 2, (*batch_shape, num_rows))
         key_ids = rng.integers(-1, 2, (*batch_shape, num_keys))

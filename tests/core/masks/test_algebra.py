@@ -108,10 +108,9 @@ def test_unseen_keys_and_fully_masked_queries_are_exact(random_masks, data):
 @pytest.mark.parametrize(
     "mask",
     [
-        masks.dilated(1000) & masks.causal(),
+        masks.where(lambda t, s: (t - s) % 1000 == 0) & masks.causal(),
         masks.padding(np.asarray([3, 0])) & masks.causal(),
-        ~masks.global_tokens(range(5, 3000)),
-        masks.padding(np.asarray([3, 2]), np.asarray([1500, 2500])) & masks.dilated(2),
+        masks.padding(np.asarray([3, 2]), np.asarray([1500, 2500])),
     ],
 )
 def test_sweeps_over_many_queries_leave_none_out(mask):
@@ -136,7 +135,7 @@ def test_sweep_finds_the_one_query_of_the_last_block_that_sees():
     [
         masks.full(),
         masks.causal(),
-        masks.dilated(2),
+        masks.where(lambda t, s: t == s),
         masks.padding(np.asarray([0, 0])),
         ~masks.padding(np.asarray([0, 0])),
     ],
@@ -148,16 +147,6 @@ def test_without_queries_no_key_is_seen_and_without_keys_no_query_sees(mask, siz
     unseen, blind = oracles.unseen_and_masked(mask, *sizes)
     np.testing.assert_array_equal(unseen, ~array.any(-2))
     np.testing.assert_array_equal(blind, ~array.any(-1))
-
-
-def test_heads_that_may_differ_keep_their_axis():
-    array = np.random.default_rng(0).random([2, 3, 4, 5]) < 0.5
-    both = masks.dense(array) & masks.padding(np.asarray([4, 2]))
-    expected = array & (np.arange(5) < np.asarray([4, 2])[:, None])[:, None, None]
-    np.testing.assert_array_equal(both.array(4, 5), expected)
-    unseen, blind = oracles.unseen_and_masked(both, 4, 5)
-    np.testing.assert_array_equal(unseen, ~expected.any(-2))
-    np.testing.assert_array_equal(blind, ~expected.any(-1))
 
 
 def test_range_of_known_keys_stays_known_where_rows_are_traced():

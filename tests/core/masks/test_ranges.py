@@ -12,7 +12,6 @@ T, S = 11, 13
 MASKS = {
     "causal": masks.causal(),
     "window": masks.window(3, 1),
-    "global": masks.global_tokens([5]),
     "padding": masks.padding(jnp.array([9, 6])),
     "queries": masks.padding(jnp.array([9, 6]), jnp.array([7, 11])),
     "segments": masks.segments(jnp.arange(T)[None] // 4, jnp.arange(S)[None] // 4),

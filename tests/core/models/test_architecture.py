@@ -11,33 +11,11 @@ from tests.tiny_runs import model_config
 ROTARY = {"embedding__positions": "rotary", "attention__key_size": 4}
 _REFUSALS = [
     ({"family": "decoder"}, "family must be one of encoder, causal, set_classifier"),
-    ({"family": "casual"}, "family .* Did you mean 'causal'?"),
-    (
-        {"feed_forward__activation": "gleu"},
-        "feed_forward.activation .* got 'gleu'. Did you mean 'gelu'?",
-    ),
-    ({"norm__kind": "batch"}, "norm.kind must be one of layer_norm, rms_norm, none"),
-    (
-        {"norm__position": "middle"},
-        "norm.position must be one of pre, post, both, reor",
-    ),
-    ({"norm__epsilon": 0.0}, "norm.epsilon must be a finite number above 0, got 0.0"),
-    ({"norm__epsilon": math.nan}, "norm.epsilon must be a finite number above 0"),
-    ({"embedding__positions": "rotory"}, "embedding.positions .* mean 'rotary'?"),
     ({"embedding__max_length": "8"}, "embedding.max_length must be an integer .*'8'"),
-    ({"precision": "float16"}, "precision must be one of float32, bfloat16; got"),
-    (
-        {"attention__implementation": "blockwize"},
-        "attention.implementation must be one of auto, .*; got 'blockwize'. Did you "
-        "mean 'blockwise'?",
-    ),
-    ({"attention__score": "added"}, "attention.score must .* Did you mean 'additive'?"),
-    ({"attention__scale": 0.0}, "attention.scale must be a finite number above 0"),
-    ({"attention__soft_cap": math.inf}, "attention.soft_cap must be a finite number"),
+    ({"attention__score": "sigmoids"}, "attention.score must .* you mean 'sigmoid'?"),
     ({"attention__window": -1}, "attention.window must be an integer from 0 to .*-1"),
     ({"attention__residual": 1}, "attention.residual must be True or False, got 1"),
     ({"attention__kept_heads": 5}, "attention.kept_heads must be a list, got 5"),
-    ({"attention__kept_heads": "a"}, "attention.kept_heads must be a list, got 'a'"),
     (
         {"attention__kept_heads": [5]},
         r"attention.kept_heads\[0\] must be a list, got 5",
@@ -54,28 +32,15 @@ _REFUSALS = [
         {"feed_forward__hidden_sizes": [0]},
         r"feed_forward.hidden_sizes\[0\] must be an integer from 1 to",
     ),
-    ({"num_layers": 0}, "num_layers must be an integer from 1 to 10000, got 0"),
-    ({"attention__num_heads": -3}, "attention.num_heads must be an integer from 0 to"),
-    ({"model_size": 1.5}, "model_size must be an integer from 1 to 1048576, got 1.5"),
     ({"model_size": 10**20}, "model_size must be an integer from 1 to 1048576, got 1"),
-    (
-        {"feed_forward__hidden_size": True},
-        "feed_forward.hidden_size must be an integer from 0 to 4194304, got True",
-    ),
     (
         {"attention__num_heads": 0, "feed_forward__hidden_size": 0},
         "attention.num_heads or feed_forward.hidden_size must be above 0, got 0 for b",
     ),
-    ({"dropout_rate": 1.0}, r"dropout_rate must be a number in \[0, 1\), got 1.0"),
-    ({"attention__key_size": 0}, "attention.key_size must be an integer from 1 to"),
     (
         {"attention__num_heads": 5},
         "attention.num_heads must divide model_size = 32 where key_size is not given, "
         "got 5; the nearest that does is 4.",
-    ),
-    (
-        {"attention__num_key_value_heads": 0},
-        "attention.num_key_value_heads must be an integer from 1 to",
     ),
     (
         {
@@ -97,10 +62,6 @@ _REFUSALS = [
     (
         {"embedding__positions": "t5", "attention__num_heads": 0},
         "embedding.positions = 't5' works through attention",
-    ),
-    (
-        {"attention__window": [1, -1], "num_layers": 2},
-        r"attention.window\[1\] must be an integer from 0 to",
     ),
     (
         {"attention__window": [1, None]},
@@ -141,13 +102,6 @@ _REFUSALS = [
         r"embedding.frequencies\[1\] must be a finite number of at least 0, got nan",
     ),
     (
-        {**ROTARY, "embedding__frequencies": [[0.1], 2.0]},
-        r"embedding.frequencies\[1\] must be a list, got 2.0",
-    ),
-    ({**ROTARY, "embedding__rotary_period": 0.0}, "embedding.rotary_period must be a"),
-    ({"embedding__scale": math.inf}, "embedding.scale must be a finite number above"),
-    ({"embedding__segments": -1}, "embedding.segments must be an integer from 0 to"),
-    (
         {"embedding__norm": True, "norm__kind": "none"},
         "embedding.norm must be False with norm.kind = 'none'",
     ),
@@ -159,9 +113,6 @@ _REFUSALS = [
         {"feed_forward__parallel": True, "norm__position": "post"},
         "feed_forward.parallel needs norm.position to be one of pre, both, reordered",
     ),
-    ({"output__pool": "last"}, "output.pool must be one of first, mean; got 'last'"),
-    ({"output__hidden": "gleu"}, "output.hidden must be .* Did you mean 'gelu'?"),
-    ({"output__soft_cap": -1.0}, "output.soft_cap must be a finite number above 0"),
     (
         {"output__tied": True, "family": "set_classifier"},
         "output.tied must be False for a set_classifier",
@@ -175,19 +126,15 @@ _REFUSALS = [
         "output.hidden must be None with logits = False: .* got 'tanh'",
     ),
     (
-        {"attention__score": "additive", "attention__soft_cap": 2.0},
+        {"attention__score": "sigmoid", "attention__soft_cap": 2.0},
         "attention.soft_cap is only for score = dot_product, and must be .* got 2.0",
-    ),
-    (
-        {"attention__score": "linear", "attention__temperature": 2.0},
-        "attention.temperature is only for score = dot_product or additive or cosine",
     ),
     ({"attention__offset": -1.0}, "attention.offset is only for score = sigmoid, and"),
     ({"attention__sinks": "learnt"}, "attention.sinks must be None, 'learned' or a nu"),
     ({"attention__gate": "heads"}, "attention.gate must .* Did you mean 'head'?"),
     (
         {"attention__normalizer": "none"},
-        "attention.normalizer = 'none' needs score = sigmoid or linear",
+        "attention.normalizer = 'none' needs score = sigmoid",
     ),
     (
         {

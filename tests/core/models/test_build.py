@@ -212,27 +212,6 @@ def test_parameter_names_and_shapes():
     }
 
 
-@pytest.mark.parametrize(
-    ("fields", "absent", "present"),
-    [
-        ({"with_bias": False}, "encoder/layer_0/attention/query/b", ""),
-        ({"norm": "rms_norm"}, "encoder/layer_0/norm_1/offset", ""),
-        ({"norm_position": "post"}, "encoder/norm/scale", ""),
-        ({"positions": "rotary"}, "positions/positions", ""),
-        ({"positions": "t5"}, "positions/positions", "relative_positions/table"),
-    ],
-)
-def test_fields_decide_which_parameters_there_are(fields, absent, present):
-    def names(**fields):
-        model = _build(**fields)
-        params = jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
-        return {f"{path}/{name}" for path in params for name in params[path]}
-
-    assert absent in names()
-    assert absent not in names(**fields)
-    assert not present or present in names(**fields) - names()
-
-
 @pytest.mark.slow
 def test_a_model_may_have_no_logits():
     tokens, whole, without = _inputs("encoder"), _build(), _build(output__logits=False)
@@ -295,16 +274,6 @@ def test_ids_without_a_row_are_refused_where_they_are_known():
         jax.eval_shape(lambda _: apply(tokens), 0)
 
 
-def test_scanned_layers_take_models_of_one_part():
-    for fields in ({"attention__num_heads": 0}, {"feed_forward__hidden_size": 0}):
-        fields |= {"num_layers": 2, "scan_layers": True, "rematerialize": True}
-        model, inputs = _build(**fields), _inputs("encoder")
-        params = jax.eval_shape(model.init, jax.random.key(0), inputs)
-        run = functools.partial(model.apply, is_training=False)
-        output = jax.eval_shape(run, params, None, inputs)
-        assert output.logits.shape == (B, T, C) and len(output.maps) == 2
-
-
 @pytest.mark.slow
 def test_training_has_dropout_and_says_so():
     model = _build()
@@ -337,11 +306,8 @@ def test_what_does_not_fit_the_inputs_is_refused():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("family", "rematerialize"),
-    everyday.some(itertools.product(FAMILIES, [True, False]), 1),
-)
-def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, rematerialize):
+@pytest.mark.parametrize("family", everyday.some(FAMILIES, 1))
+def test_scanned_layers_are_looped_ones_with_stacked_parameters(family):
     fields = {"family": family, "positions": "t5", "num_layers": 3}
     inputs, lengths = _inputs(family), np.array([3, 4])
     gates = np.random.default_rng(2).standard_normal((3, H)).astype(np.float32)
@@ -360,40 +326,12 @@ def test_scanned_layers_are_looped_ones_with_stacked_parameters(family, remateri
         return jax.jit(jax.grad(loss, has_aux=True))
 
     wanted_gradient, wanted = run(looped)(params)
-    scanned = _build(**fields, scan_layers=True, rematerialize=rematerialize)
+    scanned = _build(**fields, scan_layers=True)
     gradient, found = run(scanned)(models.stacked(params))
     close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
     jax.tree.map(close, found, wanted)
     jax.tree.map(close, models.unstacked(gradient), wanted_gradient)
     assert [each.shape for each in found[1]] == [(B, H, T, T)] * 3
-
-
-@pytest.mark.parametrize(
-    ("positions", "precision"),
-    everyday.some(itertools.product(models.POSITIONS, models.PRECISIONS), 3),
-)
-def test_scanned_layers_take_every_positions_in_either_precision(positions, precision):
-    """A loop of the compiler wants the dtype of what goes round to stay the same."""
-    fields = {"positions": positions, "precision": precision, "num_layers": 2}
-    key, inputs = jax.random.key(0), _inputs("encoder")
-    looped, scanned = _build(**fields), _build(**fields, scan_layers=True)
-    params = jax.eval_shape(scanned.init, key, inputs)
-    of_looped = jax.eval_shape(looped.init, key, inputs)
-    shapes = functools.partial(jax.tree.map, lambda leaf: (leaf.shape, leaf.dtype.name))
-    assert shapes(params) == shapes(jax.eval_shape(models.stacked, of_looped))
-
-    def run(model, params):
-        """The shapes in training, with gates to be compared mapped over."""
-
-        def apply(params, key, gates):
-            apply = sites.edit(model.apply, heads.edits.gate(gates))
-            logits, maps, _ = apply(params, key, inputs, is_training=True)
-            return logits, [each.weights() for each in maps]
-
-        over_gates = jax.vmap(apply, in_axes=(None, None, 0))
-        return shapes(jax.eval_shape(over_gates, params, key, np.ones((4, 2, H))))
-
-    assert run(scanned, params) == run(looped, of_looped)
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])

@@ -28,16 +28,13 @@ CLOSE = {"rtol": 2e-4, "atol": 3e-5}
 
 OPTIONS = {
     "defaults": {},
-    "additive": {"attention__score": "additive", "num_key_value_heads": 1},
     "scale": {"attention__scale": 0.7},
     "soft cap": {"attention__soft_cap": 1.5, "attention__scale": 2.0},
     "window back": {"attention__window": 2, "family": "causal"},
     "window both ways": {"attention__window": 1, "attention__qk_norm": True},
     "window of itself": {"attention__window": 0, "positions": "none"},
-    "sinks, gates by channel, temperature": {
+    "learned sinks, soft cap": {
         "attention__sinks": "learned",
-        "attention__gate": "channel",
-        "attention__temperature": 0.6,
         "attention__soft_cap": 1.5,
         "num_key_value_heads": 1,
     },
@@ -45,19 +42,7 @@ OPTIONS = {
         "attention__score": "sigmoid",
         "attention__normalizer": "none",
         "attention__offset": -1.3,
-        "attention__temperature": 1.4,
         "attention__gate": "head",
-    },
-    "cosine, tempered": {
-        "attention__score": "cosine",
-        "attention__temperature": 0.7,
-        "num_key_value_heads": 1,
-    },
-    "differences of maps": {
-        "attention__differential": True,
-        "attention__num_heads": 4,
-        "attention__gate": "head",
-        "attention__qk_norm": True,
     },
     "like OLMo 2": {
         "family": "causal",
@@ -69,12 +54,7 @@ OPTIONS = {
         "norm__kind": "rms_norm",
         "norm__position": "reordered",
     },
-    "linear attention": {"attention__score": "linear", "attention__normalizer": "none"},
-    "additive, tempered, one sink": {
-        "attention__score": "additive",
-        "attention__temperature": 2.0,
-        "attention__sinks": 0.5,
-    },
+    "one sink": {"attention__sinks": 0.5},
     "no norm": {"norm__kind": "none"},
     "no norm, post": {"norm__kind": "none", "norm__position": "post"},
     "attention alone": {"feed_forward__hidden_size": 0, "norm__kind": "rms_norm"},
@@ -170,11 +150,9 @@ OPTIONS = {
         "family": "encoder_decoder",
         "attention__sinks": "learned",
         "attention__gate": "head",
-        "attention__temperature": 0.7,
     },
-    "decoder, additive, smeared": {
+    "decoder, smeared": {
         "family": "encoder_decoder",
-        "attention__score": "additive",
         "attention__smear_keys": True,
         "embedding__positions": "none",
         "embedding__norm": True,

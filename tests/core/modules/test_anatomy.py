@@ -16,8 +16,7 @@ COUNTS = {
     anatomy.UNITS: F,
 }
 # The sizes of one head or unit, by the product of which an axis is as long as it is.
-SIZES = {"score": 1, "smear": 1, "sinks": 1, "query": K, "key": K, "value": V}
-SIZES |= {"linear": V, "head_gate": V}
+SIZES = {"smear": 1, "sinks": 1, "query": K, "key": K, "value": V, "linear": V}
 
 
 @pytest.fixture
@@ -32,9 +31,7 @@ def params():
             model_size=D,
             num_key_value_heads=G,
             transforms=modules.HeadTransforms(True, modules.smeared_keys),
-            pattern=modules.Pattern(
-                modules.additive_score, modules.learned_sinks, modules.channel_gates
-            ),
+            pattern=modules.Pattern(None, modules.learned_sinks, modules.head_gates),
             name="attention",
         )
         modules.FeedForward(F, gated=True, name="feed_forward")(x)

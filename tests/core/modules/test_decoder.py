@@ -79,21 +79,6 @@ def test_dropout_reaches_every_part_in_training_alone(is_training):
     np.testing.assert_allclose(shares, wanted, atol=0.07)
 
 
-@pytest.mark.slow
-def test_one_part_may_be_made_by_a_function(inputs, random_parameters):
-    def forward(x, encoded):
-        layer = modules.DecoderLayer(
-            make_cross_attention=lambda: modules.NoAttention(D, name="cross"),
-            num_heads=H,
-            hidden_size=F,
-        )
-        return layer(x, encoded, is_training=False)[1]
-
-    model = hk.transform(forward)
-    maps = model.apply(random_parameters(model, *inputs), None, *inputs)
-    assert maps.own.shape == (B, H, T, T) and maps.cross.shape == (B, 0, T, S)
-
-
 def test_a_decoder_needs_both_attentions():
     with pytest.raises(ValueError, match="make_cross_attention must be given where"):
         hk.transform(lambda: modules.DecoderLayer(lambda: None, hidden_size=1)).init(

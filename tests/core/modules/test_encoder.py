@@ -38,17 +38,6 @@ def _encoder(make_layer=_layer, num_layers=L, **kwargs):
     return hk.transform(forward)
 
 
-class _Recorder:
-    """Stands for a part of a layer: notes how it was called, and returns its input."""
-
-    def __init__(self):
-        self.calls = []
-
-    def __call__(self, x, *args, **kwargs):
-        self.calls.append((args, kwargs))
-        return (x, "map") if args else x
-
-
 @pytest.mark.slow
 def test_each_layer_may_have_a_mask_of_its_own(normal, random_parameters):
     x = normal(B, T, D)
@@ -81,35 +70,17 @@ def test_sizes_make_the_encoder_that_functions_make(normal, random_parameters):
             name=f"layer_{i}",
         )
 
-    for made, sized in (
-        (
-            lambda: modules.Encoder(2, make_layer, make_norm=modules.LayerNorm),
-            lambda: modules.Encoder(num_layers=2, num_heads=H, hidden_size=F),
-        ),
-        (
-            lambda: modules.Encoder(2, lambda i: make_post(i)),
-            lambda: modules.Encoder(
-                2, num_heads=H, hidden_size=F, norm_position="post"
-            ),
-        ),
-    ):
-
-        def make_post(i):
-            return modules.EncoderLayer(
-                num_heads=H,
-                key_size=K,
-                hidden_size=F,
-                norm_position="post",
-                name=f"layer_{i}",
-            )
-
-        made = hk.transform(lambda made=made: output(made()))
-        sized = hk.transform(lambda sized=sized: output(sized()))
-        params = random_parameters(made)
-        assert_equal(sized.apply(params, None), made.apply(params, None))
-        key = jax.random.key(0)
-        shapes = [jax.eval_shape(each.init, key) for each in (made, sized)]
-        assert shapes[0] == shapes[1]
+    made = hk.transform(
+        lambda: output(modules.Encoder(2, make_layer, make_norm=modules.LayerNorm))
+    )
+    sized = hk.transform(
+        lambda: output(modules.Encoder(num_layers=2, num_heads=H, hidden_size=F))
+    )
+    params = random_parameters(made)
+    assert_equal(sized.apply(params, None), made.apply(params, None))
+    key = jax.random.key(0)
+    shapes = [jax.eval_shape(each.init, key) for each in (made, sized)]
+    assert shapes[0] == shapes[1]
 
 
 def test_a_function_that_makes_a_part_replaces_its_size(normal, random_parameters):
@@ -131,30 +102,6 @@ def test_a_function_that_makes_a_part_replaces_its_size(normal, random_parameter
     wanted = {f"encoder/layers/layer_0/{part}" for part in (*parts, "norm_1", "norm_2")}
     assert params.keys() == wanted | {"encoder/norm"}
     assert params["encoder/norm"].keys() == {"scale"}
-
-
-@pytest.mark.parametrize("is_training", [False, True])
-def test_dropout_reaches_every_part_in_training_alone(is_training):
-    attention, feed_forward = _Recorder(), _Recorder()
-    x = np.ones((B, T, 64), np.float32)
-
-    def forward(x):
-        layer = modules.EncoderLayer(
-            lambda: attention,
-            lambda: feed_forward,
-            make_norm=lambda name: lambda x: 1 + 0 * x,
-            dropout_rate=0.5,
-        )
-        return layer(x, is_training=is_training)[0]
-
-    output = hk.transform(forward).apply({}, jax.random.key(0), x)
-    rate = 0.5 if is_training else 0.0
-    ((_, attention_call),) = attention.calls
-    ((_, feed_forward_call),) = feed_forward.calls
-    assert attention_call["dropout_rate"] == feed_forward_call["dropout_rate"] == rate
-    # 1 + what is left of the attention's 1 + what is left of the feed-forward's 1.
-    shares = [np.mean(output == value) for value in (1, 3, 5)]
-    assert_close(shares, [0.25, 0.5, 0.25] if is_training else [0, 1, 0], atol=0.08)
 
 
 @pytest.mark.parametrize(

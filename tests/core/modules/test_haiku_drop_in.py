@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from tests import oracles
 
 B, T, S, H, K, V = 2, 3, 5, 7, 4, 6
 W_INIT = hk.initializers.RandomNormal(0.5)
@@ -184,18 +183,3 @@ def test_vmap_of_haiku_equals_a_batch_axis(inputs, random_parameters, jax_usage)
     output, attention_map = jax.jit(mapped.apply)(params, jax.random.key(1), *inputs)
     assert_close(output, jax.jit(batched.apply)(params, None, *inputs))
     assert attention_map.shape == (B, H, T, S)
-
-
-def test_float64_stays_float64(normal, random_parameters):
-    D = H * K
-    inputs = normal(B, T, D), normal(B, S, D), normal(B, S, D)
-    mask = _mask((B, 1, S))
-    model = _ours(w_init=W_INIT)
-    params = random_parameters(model, *inputs)
-    own = oracles.nested(params, "mha")
-    wanted, _ = oracles.haiku_style(own, *inputs, mask, d_model=D, num_heads=H)
-    with jax.enable_x64(True):
-        params, inputs = jax.tree.map(np.float64, (params, inputs))
-        found = jax.jit(model.apply)(params, None, *inputs, mask)
-        assert found.dtype == jnp.float64
-        np.testing.assert_allclose(found, wanted, rtol=1e-12, atol=1e-13)

@@ -76,19 +76,6 @@ def test_two_stacks_of_other_depths_do_not_meet():
     assert modules.unstacked(stacked).keys() == params.keys()
 
 
-def test_names_tell_what_is_stacked():
-    assert modules.is_stacked("encoder/layers/layer_0/attention/query")
-    assert modules.is_stacked("layers/layer_0")
-    for looped in ("encoder/layer_0/attention", "encoder/norm", "players/layer_0"):
-        assert not modules.is_stacked(looped)
-
-
-def test_conversion_runs_inside_compiled_functions():
-    params = _looped()
-    shapes = jax.eval_shape(lambda p: modules.unstacked(modules.stacked(p)), params)
-    assert jax.tree.map(jnp.shape, shapes) == jax.tree.map(jnp.shape, params)
-
-
 def _without(module):
     params = _looped()
     del params[module]

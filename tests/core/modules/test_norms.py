@@ -101,32 +101,6 @@ def test_half_precision_in_and_out_with_wide_moments(
 
 
 @pytest.mark.slow
-def test_gradients_have_the_dtype_of_what_they_belong_to(
-    norm, normal, random_parameters
-):
-    x = jnp.asarray(normal(B, T, D), jnp.bfloat16)
-    model = _transformed(OURS[norm])
-    params = random_parameters(model, x)
-    for_params, for_x = jax.grad(
-        lambda params, x: model.apply(params, None, x).astype(jnp.float32).sum(), (0, 1)
-    )(params, x)
-    assert for_x.dtype == jnp.bfloat16
-    assert {leaf.dtype.name for leaf in jax.tree.leaves(for_params)} == {"float32"}
-
-
-def test_float64_stays_float64(norm, normal, random_parameters):
-    x = 2 + 3 * normal(B, T, D)
-    model = _transformed(OURS[norm])
-    params = random_parameters(model, x)
-    own = oracles.nested(params, "norm")
-    wanted = getattr(oracles, norm)(x.astype(np.float64), own, epsilon=EPSILON)
-    with jax.enable_x64(True):
-        found = model.apply(*jax.tree.map(np.float64, (params, None, x)))
-        assert found.dtype == jnp.float64
-        np.testing.assert_allclose(found, wanted, rtol=1e-13)
-
-
-@pytest.mark.slow
 def test_equal_features_give_the_offset_and_a_zero_row_no_nan(normal):
     x = np.zeros((T, D), np.float32)
     scale, offset = normal(D), normal(D)

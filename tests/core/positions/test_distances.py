@@ -151,18 +151,3 @@ def test_biases_of_other_heads_are_refused():
     table = positions.relative_bias(jnp.zeros([8, 3]), bidirectional=True)
     with pytest.raises(ValueError, match="relative bias has 3 heads, .* has 2"):
         table.check((), 2, T, S)
-
-
-@pytest.mark.parametrize(
-    "bias",
-    [
-        positions.alibi(H),
-        positions.relative_bias(np.ones([8, H], np.float32), bidirectional=True),
-    ],
-)
-def test_bias_keeps_its_meaning_inside_a_stack(bias):
-    stacked = jax.vmap(lambda _: bias.aligned(1))(np.arange(5))
-    found = stacked.aligned_tile(np.arange(T), np.arange(S))
-    assert found.shape == (5, 1, H, T, S)
-    expected = np.broadcast_to(tile_of(bias, batch_ndim=2), found.shape)
-    np.testing.assert_array_equal(found, expected)

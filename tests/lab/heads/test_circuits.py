@@ -138,7 +138,7 @@ def _attributed(params, of, seen, part, lengths, table):
 
 _BOTH, _POOLED = "norms after the parts too", "pooled"
 CASES = {
-    "grouped": ({**GROUPED, "attention__gate": "channel"}, None),
+    "grouped": ({**GROUPED, "attention__gate": "head"}, None),
     _BOTH: ({**RMS, "feed_forward__parallel": True}, None),
     _POOLED: (
         {

@@ -105,7 +105,7 @@ def _case(name):
 
 
 FIELDS = {
-    "gated": {"attention__gate": "channel"},
+    "gated": {"attention__gate": "head"},
     "rms": {"norm__kind": "rms_norm", "positions": "rotary"},
     "parallel": {"feed_forward__parallel": True},
     "no units": {"feed_forward__hidden_size": 0},

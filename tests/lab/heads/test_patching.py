@@ -120,7 +120,7 @@ def _sharp(of):
 @pytest.mark.parametrize(
     "fields",
     [
-        {"attention__gate": "channel", "attention__sinks": "learned"},
+        {"attention__gate": "head", "attention__sinks": "learned"},
         pytest.param({"norm__position": "post"}, marks=pytest.mark.slow),
         pytest.param(
             {

@@ -32,16 +32,6 @@ KINDS = {
     "t5": {"positions": "t5", "family": "encoder"},
     "rotary": {"positions": "rotary", "qk_norm": True, "num_key_value_heads": 2},
     "smeared": {"smear_keys": True, "num_key_value_heads": 2},
-    "additive": {
-        "attention__score": "additive",
-        "num_key_value_heads": 2,
-        "attention__qk_norm": True,
-    },
-    "sinks, gates by channel": {
-        "attention__sinks": "learned",
-        "attention__gate": "channel",
-        "num_key_value_heads": 2,
-    },
     "sinks, gates by head": {"attention__sinks": "learned", "attention__gate": "head"},
     "biases apart": {"attention__with_bias": False, "attention__residual": False},
     "both, parallel": {

@@ -12,7 +12,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import running, why
+from mha_haiku.lab.heads import components, running, why
 from tests import oracles, tiny_models
 
 T, D, H, K, L = 5, 10, 4, 6, 3
@@ -39,8 +39,7 @@ OTHERS = [
         "attention__qk_norm_over": "layer",
     },
     {"feed_forward__parallel": True, "attention__gate": "head"},
-    {"attention__score": "cosine", "norm__kind": "none"},
-    {"attention__smear_keys": True, "attention__temperature": 1.5},
+    {"attention__smear_keys": True, "norm__kind": "none"},
     {"embedding__norm": True, "embedding__scale": 3.0, "embedding__segments": 2},
     {"attention__residual": False},
 ]
@@ -54,10 +53,6 @@ def subject(**fields):
     model = tiny_models.build(of)
     given = tiny_models.inputs_of(of)
     params = tiny_models.random_parameters(model, given)
-    if of.attention.score == "cosine":
-        for name in params:
-            if "cosine_scale" in params[name]:
-                params[name]["cosine_scale"] += 3
     return of, model, params, tasks.Example(given["inputs"][:1], None, None)
 
 
@@ -189,16 +184,11 @@ def oracle(fields):
 def terms_of(config, params, values, qkv, layer, head, t, s):
     """Returns the terms `[M, M]` of a cell, and what is added for its positions."""
     query, key = qkv[layer][0][:, t, head], qkv[layer][1][:, s, head]
-    own = config.attention
     scale = 1 / np.sqrt(K)
-    if own.score == "cosine":
-        sizes = np.linalg.norm(query.sum(0)) * np.linalg.norm(key.sum(0))
-        name = f"encoder/layer_{layer}/attention"
-        scale = np.float64(params[name]["cosine_scale"])[head] / sizes
     position = 0.0
     if config.embedding.positions == "alibi":
         position = -(t - s) * 2.0 ** (-8 * (head + 1) / H)
-    return query @ key.T * scale / own.temperature, position
+    return query @ key.T * scale, position
 
 
 def placed(found, part, h, r):
@@ -568,16 +558,23 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fields", "given", "message"),
+    ("given", "message"),
     [
-        (LLAMA, (9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
-        (LLAMA, (0, 9, 1), "head must be an integer from 0 to 3, got 9"),
-        (LLAMA, (0, 0, 7), "query must be an integer from -5 to 4, got 7"),
-        (LLAMA, (0, 0, 1, 3), "query 1 does not see key 3"),
-        ({"attention__score": "additive"}, (0, 0, 1), "scaled product of queries"),
+        ((9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
+        ((0, 9, 1), "head must be an integer from 0 to 3, got 9"),
+        ((0, 0, 7), "query must be an integer from -5 to 4, got 7"),
+        ((0, 0, 1, 3), "query 1 does not see key 3"),
     ],
 )
-def test_refusals_name_what_is_wanted(fields, given, message):
-    _, model, params, example = subject(**fields)
+def test_refusals_name_what_is_wanted(given, message):
+    _, model, params, example = subject(**LLAMA)
     with pytest.raises(ValueError, match=message):
         why.pairs(model, params, example, *given)
+
+
+@pytest.mark.slow
+def test_scores_that_are_no_products_are_refused():
+    query = jnp.ones((1, 3, 2, 4))
+    _, whole = mh.attend(query, query, query, score=lambda q, k: q @ k.T)
+    with pytest.raises(ValueError, match="scaled product of queries and keys"):
+        components.scales(whole)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import shutil
 import signal
+import types
 from typing import ClassVar
 
 import jax
@@ -59,7 +60,8 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
         return gate_learning.Learned(subject.params, log_alpha, None)
 
     monkeypatch.setattr(gate_learning, "fit_gates", learned)
-    monkeypatch.setattr(loop, "train_whole", lambda config, folder: None)
+    ended = types.SimpleNamespace(interrupted=False)
+    monkeypatch.setattr(loop, "train", lambda config, folder: ended)
     found = gate_learning.learn_gates(
         Subject.of_folder(folder),
         tmp_path / "gates",
@@ -203,10 +205,10 @@ def test_heads_that_cannot_be_removed_are_refused_before_the_work(
 
     monkeypatch.setattr(gate_learning, "fit_gates", begun)
     monkeypatch.setattr(pruned_models, "order_of", begun)
-    config = make_config(model__attention__differential=True)
+    config = make_config(model__qk_norm=True, model__attention__qk_norm_over="layer")
     subject = Subject.of_folder(write_untrained(tmp_path / "run", config))
     options = OPTIONS | {"out": tmp_path / "out"} if verb == "learn_gates" else {}
-    with pytest.raises(ValueError, match=f"{verb} is not for .* has differential = T"):
+    with pytest.raises(ValueError, match=f"{verb} is not for .* qk_norm_over = "):
         getattr(subject, verb)(**options)
     assert not (tmp_path / "out").exists()
 
@@ -247,16 +249,16 @@ def test_the_same_call_resumes_a_part_that_did_not_end(
 ):
     subject, (wanted, _) = Subject.of_folder(trained()), learned
     with monkeypatch.context() as patch, pytest.raises(error):
-        events = loop._Record.events
+        begin = loop._Record.__init__
 
-        def fail(self, arguments):
-            events(self, arguments)
-            if self._folder.root.name == part:
+        def fail(self, stack, folder, *arguments):
+            begin(self, stack, folder, *arguments)
+            if folder.root.name == part:
                 if error is SaveError:
                     raise error
                 os.kill(os.getpid(), signal.SIGINT)
 
-        patch.setattr(loop._Record, "events", fail)
+        patch.setattr(loop._Record, "__init__", fail)
         gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
     found = gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)

@@ -177,11 +177,11 @@ def test_sampled_texts_differ_by_place_and_seed_and_are_the_same_again(writer):
 @pytest.mark.slow
 def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     subject = writer()
-    assert generation._with_room(subject, 3, 3) == (subject, 3)
-    far, _ = generation._with_room(subject, 3, 4)
+    assert generation._with_room(subject, 6) == subject
+    far = generation._with_room(subject, 7)
     assert models.windows(far.config.model) == (T - 1,)
     assert models.windows(subject.config.model) == (None,)
-    narrow, _ = generation._with_room(writer(model__attention__window=2), 1, None)
+    narrow = generation._with_room(writer(model__attention__window=2), 201)
     assert models.windows(narrow.config.model) == (2,)
     # The last token's scores depend only on the T before it, in a model that has
     # learned one layer's worth of distances.
@@ -209,7 +209,7 @@ def _ablated_both_ways(subject, part, head):
 def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
     whole, logits = writer(), []
     for subject in (*_ablated_both_ways(whole, 0, 1), whole):
-        run, _ = generation._with_room(subject, 3, 12)
+        run = generation._with_room(subject, 15)
         assert models.windows(run.config.model) == (T - 1,)
         tokens = np.arange(12)[None] % 5
         output = run.model.apply(run.params, None, tokens, is_training=False)
@@ -236,9 +236,9 @@ def test_a_model_answers_without_any_of_its_heads(answerer, part):
 def test_positions_of_a_table_are_the_end_of_a_text(writer):
     subject = writer(positions="learned", model__embedding__max_length=10)
     assert len(subject.generate("abc")) == 7
-    with pytest.raises(ValueError, match="prompt of 3 .* 10 positions, .* 1 to 7"):
+    with pytest.raises(ValueError, match="tokens after a prompt of 3 .* 1 to 7"):
         subject.generate("abc", tokens=8)
-    with pytest.raises(ConfigError, match="prompt must be of at most 9 tokens"):
+    with pytest.raises(ConfigError, match="prompt must be of fewer tokens than the 10"):
         subject.generate("a" * 10)
 
 
@@ -252,7 +252,7 @@ def test_a_function_writes_as_long_as_its_logits_are_finite():
     subject = subject.replace(codec=subject.codec._replace(end_tokens=()))
     assert subject.generate("127", tokens=3, temperature=0) == "801"
     for tokens in (4, 32):
-        with pytest.raises(ValueError, match=f"tokens .* got {tokens}: .* position 2"):
+        with pytest.raises(ValueError, match=f"tokens .* got {tokens}: .* not finite"):
             subject.generate("127", tokens=tokens, temperature=0)
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import types
 
 import jax
 import numpy as np
@@ -66,9 +67,10 @@ def test_a_pruned_run_that_was_killed_in_training_is_resumed(
 
     def killed(config, folder):
         calls.append((config.training.steps, folder))
+        return types.SimpleNamespace(interrupted=False)
 
     run = Subject.of_folder(trained())
-    monkeypatch.setattr(loop, "train_whole", killed)
+    monkeypatch.setattr(loop, "train", killed)
     keep, other = [[0], [0, 1]], [[0, 1], [1]]
     pruned = pruned_models.without_heads(run, keep)
     out = saved_models.save_run(pruned, tmp_path / "out", steps=7)

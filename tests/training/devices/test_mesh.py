@@ -16,7 +16,6 @@ _PARAMS = {
     "encoder/layer_0/feed_forward/hidden": {"w": np.ones((6, 12)), "b": np.ones(12)},
     "encoder/layer_0/feed_forward/output": {"w": np.ones((12, 6)), "b": np.ones(6)},
     "encoder/layer_0/attention": {
-        "score": np.ones((4, 3)),
         "smear": np.ones(2),
         "sinks": np.ones(4),
     },
@@ -54,7 +53,6 @@ def test_heads_and_hidden_units_are_shared():
         ("hidden", "b"): (6,),
         ("output", "w"): (6, 6),
         ("output", "b"): (6,),
-        ("attention", "score"): (2, 3),
         ("attention", "smear"): (1,),
         ("attention", "sinks"): (2,),
         ("head_gate", "w"): (6, 2),

@@ -54,11 +54,6 @@ def test_devices_share_the_batch_in_order(count):
     np.testing.assert_array_equal(indices.ravel(), np.arange(12))
 
 
-def test_batch_that_the_devices_do_not_divide_is_refused():
-    with pytest.raises(ValueError, match="multiple of 4 devices, got 10"):
-        _replicas(4).batch(10, lambda indices: indices)
-
-
 @pytest.mark.parametrize("count", [1, 4])
 def test_total_is_the_sum_over_devices(count):
     replicas = _replicas(count)

@@ -31,7 +31,7 @@ def state(workdir, config, at=None):
         config, task, folders.make_model(config.model, task)
     )
     stored = checkpoints.read(pathlib.Path(workdir) / "checkpoints", at)
-    return checkpoints.restored(stored.arrays(), abstract, str(stored))
+    return checkpoints.restored(stored.arrays(), abstract)
 
 
 def reports(workdir):
@@ -60,9 +60,8 @@ def act(monkeypatch, action):
     take_steps = trainers.Trainer.take_steps
 
     def take_and_act(self, stop):
-        events = take_steps(self, stop)
+        take_steps(self, stop)
         action(self)
-        return events
 
     monkeypatch.setattr(trainers.Trainer, "take_steps", take_and_act)
 
@@ -77,13 +76,13 @@ def interrupt_at(at):
     return act
 
 
-def break_steps(monkeypatch, at, *, gradient=1.0, loss=1.0):
-    """Multiplies gradient and loss of some steps, of which the first is 1."""
+def break_step(monkeypatch, at, *, gradient=1.0, loss=1.0):
+    """Multiplies gradient and loss of a step; the first is 1."""
     gradients = stepping.gradients
 
     def broken(*args, seed, step, **kwargs):
         found, sums = gradients(*args, seed=seed, step=step, **kwargs)
-        is_bad = jnp.isin(step + 1, jnp.array([*at]))
+        is_bad = step + 1 == at
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
         return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
 

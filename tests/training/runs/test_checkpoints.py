@@ -1,5 +1,6 @@
 """A checkpoint is whole, verified when it is read, and told from a damaged one."""
 
+import collections
 import json
 import os
 import shutil
@@ -37,7 +38,7 @@ def root(tmp_path):
 
 def _restored(root, step=None):
     stored = checkpoints.read(root, step)
-    return checkpoints.restored(stored.arrays(), _tree(0), str(stored))
+    return checkpoints.restored(stored.arrays(), _tree(0))
 
 
 def _assert_same(found, tree):
@@ -61,8 +62,6 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
     sums = {"steps": 3, "loss": 0.1 + 0.2}
     checkpoints.save(tmp_path, 7, _tree(7), window=sums)
     assert dict(checkpoints.newest(tmp_path).window) == sums
-    with pytest.raises(ValueError, match="must be finite, got nan"):
-        checkpoints.save(tmp_path, 8, _tree(8), held_out_loss=float("nan"))
 
 
 def _flip(path, bit):
@@ -87,14 +86,6 @@ def test_every_flipped_bit_is_found_and_the_step_before_is_used(root, name):
         assert checkpoints.newest(root).step == 10
 
 
-def _remove_manifest(folder):
-    (folder / MANIFEST).unlink()
-
-
-def _remove_arrays(folder):
-    (folder / ARRAYS).unlink()
-
-
 def _of_another_step(folder):
     shutil.copy(folder.parent / "10" / MANIFEST, folder / MANIFEST)
 
@@ -107,10 +98,10 @@ def _file_in_its_place(folder):
 @pytest.mark.parametrize(
     ("harm", "message"),
     [
-        (_remove_manifest, "step 20: it has no manifest.json"),
-        (_remove_arrays, "step 20: it has no arrays.safetensors"),
-        (_of_another_step, "step 20: manifest.json is of step 10"),
-        (_file_in_its_place, "step 20: it has no manifest.json"),
+        (lambda x: (x / MANIFEST).unlink(), "20/manifest.json is missing"),
+        (lambda x: (x / ARRAYS).unlink(), "20/arrays.safetensors is missing"),
+        (_of_another_step, "20/manifest.json is damaged"),
+        (_file_in_its_place, "20/manifest.json is missing"),
         (lambda x: (x / MANIFEST).write_text("[" * 9999), "manifest.json is damaged"),
         (lambda x: (x / MANIFEST).write_text("[]"), "manifest.json is damaged"),
     ],
@@ -118,12 +109,11 @@ def _file_in_its_place(folder):
 def test_damage_is_told_and_the_step_before_is_used(root, caplog, harm, message):
     harm(root / "20")
     _assert_same(_restored(root), _tree(10))
-    assert message in caplog.text
-    assert "newest good one is of step 10" in caplog.text
-    with pytest.raises(ConfigError, match="step 20 in .* is damaged"):
+    assert f"{message}; the one before it is used" in caplog.text
+    with pytest.raises(ConfigError, match=message):
         checkpoints.read(root, 20)
     shutil.rmtree(root / "10")
-    with pytest.raises(ConfigError, match="No checkpoint in .* is good: step 20"):
+    with pytest.raises(ConfigError, match="All checkpoints in .* are damaged"):
         checkpoints.newest(root)
 
 
@@ -134,31 +124,6 @@ def test_damage_is_kept_until_its_step_is_saved_again(root):
     assert checkpoints.steps(root) == [12, 14, 20]
     checkpoints.save(root, 20, _tree(20))
     assert checkpoints.newest(root).step == 20
-
-
-@pytest.mark.parametrize("name", [ARRAYS, MANIFEST])
-def test_what_cannot_be_read_is_no_damage(root, name, monkeypatch):
-    """As of a colleague's file; root reads it, so the refusal is simulated."""
-    path, open_file = root / "20" / name, type(root).open
-
-    def refuse(self, *arguments, **options):
-        if self == path:
-            raise PermissionError(13, "Permission denied", str(path))
-        return open_file(self, *arguments, **options)
-
-    monkeypatch.setattr(type(root), "open", refuse)
-    read_bytes = type(root).read_bytes
-    monkeypatch.setattr(
-        type(root), "read_bytes", lambda x: refuse(x, "rb").close() or read_bytes(x)
-    )
-    before = sorted(root.rglob("*"))
-    with pytest.raises(ConfigError, match=f"{name} cannot be read: Permission denied"):
-        checkpoints.newest(root)
-    if name == MANIFEST:  # the best may be among those that would be removed
-        for step in (30, 40):
-            with pytest.raises(PermissionError):
-                checkpoints.save(root, step, _tree(step))
-    assert {*before} <= {*root.rglob("*")}
 
 
 def test_files_have_the_mode_of_the_umask(tmp_path):
@@ -172,13 +137,11 @@ def test_files_have_the_mode_of_the_umask(tmp_path):
 
 
 def test_a_full_disk_leaves_the_others(root, monkeypatch):
-    import safetensors.numpy
-
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(safetensors.numpy, "save_file", fail)
-    with pytest.raises(SaveError, match=r"step 30 .*No space left.* is of step 20"):
+    monkeypatch.setattr(checkpoints.os, "fsync", fail)
+    with pytest.raises(SaveError, match=r"step 30 could not .*: No space left"):
         checkpoints.save(root, 30, _tree(30))
     assert sorted(os.listdir(root)) == ["10", "20"]
     _assert_same(_restored(root), _tree(20))
@@ -193,6 +156,9 @@ def test_what_a_kill_left_is_no_step(root):
 
 
 def test_checkpoints_of_0_2_are_read(root):
+    health = {"health": {"skipped": np.int32(0)}}
+    tree = collections.namedtuple("State", "step params health")(*_tree(20), health)
+    checkpoints.save(root, 20, tree)
     folder = root / "20"
     manifest = json.loads((folder / MANIFEST).read_text())
     for name in ("sha256", "window"):
@@ -228,7 +194,7 @@ def _other(**changes):
 def test_arrays_of_another_model_are_refused_by_name(root, tree, message):
     stored = checkpoints.read(root)
     with pytest.raises(ConfigError, match=message):
-        checkpoints.restored(stored.arrays(), tree, str(stored))
+        checkpoints.restored(stored.arrays(), tree)
 
 
 def test_a_missing_step_names_those_there_are(root, tmp_path):

@@ -19,26 +19,24 @@ from mha_haiku.training.runs import (
     folders,
 )
 from tests import tiny_runs
-from tests.training.runs import faults
 
 
 def test_unusable_workdir_is_refused(tmp_path, monkeypatch):
     file = tmp_path / "file"
     file.write_text("")
     for path in (file, file / "under"):
-        with pytest.raises(ConfigError, match="workdir .* must be a folder"):
+        with pytest.raises(ConfigError, match="workdir .* cannot be written: "):
             folders.check_free(path)
     monkeypatch.setattr(files.os, "access", lambda *_: False)  # root writes anywhere
-    with pytest.raises(ConfigError, match="workdir .* cannot be written: no perm"):
+    with pytest.raises(ConfigError, match="workdir .* cannot be written: Permission"):
         folders.check_free(tmp_path)
 
 
 @pytest.mark.parametrize(
     ("workdir", "wanted"),
     [
-        *(("a/sort", "a/sort_new"), ("a/sort/", "a/sort_new"), ("sort", "sort_new")),
-        *((".", "here_new"), ("", "here_new"), ("below/..", "here_new")),
-        *(("..", "above_new"), ("./a/..", "here_new"), ("a/.", "a_new")),
+        *(("a/sort", "a/sort_new"), ("a/sort/", "a/sort_new")),
+        *((".", "here_new"), ("..", "above_new"), ("./a/..", "here_new")),
     ],
 )
 def test_a_folder_beside_has_the_name_of_the_run(
@@ -107,7 +105,7 @@ def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_con
     params = jax.tree.map(lambda x: np.full(x.shape, 0.01, x.dtype), start.params)
     folder = folders.Folder(folders.write_run(tmp_path / "alone", config, params, task))
     stored = checkpoints.newest(folder.checkpoints).arrays()
-    assert checkpoints.fields_of(stored) == {".step", ".params"}
+    assert not any(name.startswith(".optimizer_state") for name in stored)
     loaded = folders.load_run(folder.root)
     jax.tree.map(np.testing.assert_array_equal, loaded.params, params)
     # The same as a whole state.
@@ -132,12 +130,19 @@ def test_a_config_of_0_2_is_read_unless_it_is_of_several_seeds(
 ):
     folder = folders.Folder(tmp_path)
     folders.write_config(folder, make_config(), jax.local_devices()[:1])
-    _rewritten(folder, _sets("config", "training", "seeds", seeds))
+
+    def older(contents):
+        contents["directory"] = "/home"
+        contents["config"]["training"] |= {"seeds": seeds, "max_skips": 10}
+        contents["config"]["devices"]["data"] = None
+        del contents["config"]["model"]["output"]["tied"]
+
+    _rewrite(folder, older)
     if is_read:
         assert folders.read_config(folder) == make_config()
         return
     with pytest.raises(
-        ConfigError, match="seeds is 5, which .*\n.* train --config=configs/reverse.py"
+        ConfigError, match="has no field 'seeds'.*\n.* python -m mha_haiku train --conf"
     ):
         folders.read_config(folder)
 
@@ -166,70 +171,13 @@ def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_
     assert refused > 0.99 * count
 
 
-def test_config_that_is_none_is_refused_though_its_digest_is_right(
-    tmp_path, make_config
-):
-    folder, config = folders.Folder(tmp_path), make_config()
-    folders.write_config(folder, config, jax.local_devices()[:1])
-    contents = json.loads(folder.config.read_text())
-    del contents["sha256"]
-    contents["config"]["training"]["steps"] = 0
-    files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
-    message = r"config\.json cannot be used: config\.training\.steps must be"
-    with pytest.raises(ConfigError, match=message):
-        folders.read_config(folder)
-
-
-def test_run_of_before_a_field_has_its_default(tmp_path, make_config, monkeypatch):
-    folder, config = folders.Folder(tmp_path), make_config(model__num_layers=1)
-    folders.write_config(folder, config, jax.local_devices()[:1])
-    contents = json.loads(folder.config.read_text())
-    model = contents["config"]["model"]
-    for section, field in (
-        ("embedding", "norm"),
-        ("feed_forward", "parallel"),
-        ("output", "tied"),
-    ):
-        del model[section][field]
-    del contents["config"]["training"]["tensorboard"], contents["sha256"]
-    files.write_json(folder.config, contents | {"sha256": folders._digest(contents)})
-    assert folders.read_config(folder) == config
-    # Such a run resumes with the config of today.
-    faults.open_only(monkeypatch)
-    with pytest.raises(faults.Opens):
-        runs.train(config, tmp_path)
-    config = config.replace(model=dict(feed_forward=dict(parallel=True)))
-    with pytest.raises(ConfigError, match="parallel: False -> True"):
-        runs.train(config, tmp_path)
-
-
-def test_runs_of_newer_versions_are_refused_by_name(tmp_path):
-    folder = folders.Folder(tmp_path)
-    newer = {"form": 3, "config": {}}
-    files.write_json(folder.config, newer | {"sha256": folders._digest(newer)})
-    with pytest.raises(ConfigError, match="form 3 of a newer"):
-        folders.read_config(folder)
-
-
-def _rewritten(folder, change):
-    """Changes config.json, whose sha256 is right, as only an attacker does."""
+def _rewrite(folder, change):
+    """Changes config.json, whose sha256 is right."""
     contents = json.loads(folder.config.read_text())
     del contents["sha256"]
     change(contents)
-    contents["sha256"] = folders._digest(contents)
+    contents["sha256"] = files.sha256_of(contents)
     folder.config.write_text(json.dumps(contents))
-
-
-def _sets(*path):
-    """Returns a change: the last of the names is the value that is set."""
-
-    def change(contents):
-        *places, last, value = path
-        for place in places:
-            contents = contents[place]
-        contents[last] = value
-
-    return change
 
 
 @pytest.fixture(scope="module")
@@ -241,39 +189,21 @@ def untrained(tmp_path_factory, make_config):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        *[(_sets("config", x), "config must be") for x in (None, [], 3, "x", True)],
-        (lambda contents: contents.pop("config"), "incomplete.*config"),
-        (_sets("config", "task", []), "config.task must be a section"),
-        (_sets("config", "task", "name", ["x.py:X"]), "config.task.name must be text"),
-        (_sets("config", "task", "name", None), "config.task.name must be text"),
-        (_sets("config", "model", None), "config.model must be a section"),
-        (_sets("seed", "x"), "seed must be an integer"),
-        (_sets("text", True), "text must be a"),
-        (_sets("text", {"name": "x"}), "text is incomplete.*sha256"),
-        (_sets("text", {"name": 3, "sha256": "x"}), "text.name must be text"),
-        (_sets("text", {"name": "", "sha256": "", "labels": 3}), "labels must be a"),
-        (_sets("directory", 3), "directory must be text"),
-        (_sets("tokenizer_sha256", 3), "tokenizer_sha256 must be text"),
-        (_sets("data_sha256", []), "data_sha256 must be text"),
-        (_sets("task_sha256", {}), "task_sha256 must be text"),
-        (_sets("devices", 3), "devices must be a list"),
-        (_sets("other", 3), "a field of the file must be one of"),
-        (_sets("form", "2"), "has the form '2'"),
-        (_sets("config", "task", "sequence_length", 10**5), "max_length must be at"),
+        (lambda x: x.pop("config"), "config.task.name is missing"),
+        (lambda x: x.update(form=3), "form 3 of a newer"),
+        (lambda x: x["config"].update(task=[]), "config.task.name is missing"),
+        (lambda x: x["config"].update(model=None), "config.model must be a section"),
+        (lambda x: x["config"]["training"].update(steps=0), "training.steps must be"),
         (
-            lambda contents: (
-                _sets("config", "model", "model_size", 100_000)(contents),
-                _sets("config", "model", "attention", "num_heads", 100_000)(contents),
-            ),
-            "has the shape",
+            lambda x: x["config"]["task"].update(sequence_length=10**5),
+            "max_length must be at",
         ),
+        (lambda x: x["config"]["model"].update(model_size=10**5), "has the shape"),
     ],
 )
-def test_a_config_file_is_checked_before_it_is_used(
-    untrained, tmp_path, change, message
-):
+def test_a_config_that_does_not_fit_is_a_mistake(untrained, tmp_path, change, message):
     folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
-    _rewritten(folder, change)
+    _rewrite(folder, change)
     with pytest.raises(ConfigError, match=message) as raised:
         folders.load_run(folder.root)
     assert len(str(raised.value).splitlines()) <= 2
@@ -287,43 +217,10 @@ def test_data_of_a_run_is_not_unpacked_before_its_sizes_are_checked(tmp_path):
     with zipfile.ZipFile(folder.data, "w", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("inputs.npy", bytes(2**26 + 1))
     digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
-    _rewritten(folder, _sets("data_sha256", digest))
+    _rewrite(folder, lambda contents: contents.update(data_sha256=digest))
     with pytest.raises(ConfigError, match="data.npz is not .* when unpacked"):
         folders.read_kept(folder)
     with folder.data.open("r+b") as file:
         file.truncate(2**43)
     with pytest.raises(ConfigError, match="data.npz cannot be read: its 8,796,093"):
         folders.read_kept(folder)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"steps": "x"}, "steps must be an integer"),
-        ({"metrics": []}, "metrics must be a mapping"),
-        ({"metrics": {"loss": "low"}}, "metrics.loss must be a number"),
-        ({"baseline": None}, "baseline must be a mapping"),
-        ({"interrupted": 0}, "interrupted must be true or false"),
-    ],
-)
-def test_a_summary_is_checked_before_it_is_used(
-    untrained, tmp_path, make_config, change, message
-):
-    folder = folders.Folder(shutil.copytree(untrained, tmp_path / "copy"))
-    summary = runs.Summary(3, {}, {}, "chance", True, 0, 0, 1.0, 1.0, 1.0, 1.0)
-    files.write_json(folder.summary, summary._asdict() | change)
-    with pytest.raises(ConfigError, match=f"summary.json cannot be used: {message}"):
-        runs.train(make_config(), folder.root)
-
-
-def test_a_working_directory_that_was_removed_is_left_out(
-    tmp_path, make_config, monkeypatch
-):
-    def removed():
-        raise FileNotFoundError("getcwd")
-
-    monkeypatch.setattr(folders.os, "getcwd", removed)
-    folder = folders.Folder(tmp_path / "run")
-    folders.write_config(folder, make_config(), jax.devices()[:1])
-    assert folders.directory_of(folder) is None
-    assert folders.read_config(folder) == make_config()

@@ -183,22 +183,10 @@ def test_processes_of_other_configs_are_refused(tmp_path):
     ended = _ended(_train("reverse", tmp_path / "run", each=own))
     for i, (status, error) in enumerate(ended):
         assert status == 2
-        details = ": config.optimizer.b1: 0.9 -> 0.8" * i
-        assert f"All processes must have the same config{details}." in error
+        details = "config.optimizer.b1: 0.9 -> 0.8" if i else "another has a different"
+        assert f"All processes must have the same config: {details}" in error
         assert len(error.splitlines()) <= 2
     assert not (tmp_path / "run").exists()
-
-
-@pytest.mark.parametrize("alone", [0, 1])
-def test_processes_that_do_not_come_are_not_waited_for(alone, tmp_path):
-    processes = _train("reverse", tmp_path, "--join_seconds=3")
-    processes[1 - alone].kill()
-    processes[1 - alone].communicate()
-    ((status, error),) = _ended([processes[alone]], 60)
-    assert status == 2
-    assert "not all processes met at localhost:" in error
-    assert f"within 3 s; this is process {alone}" in error
-    assert len(error.splitlines()) == 2
 
 
 _TALK = """

@@ -2,7 +2,6 @@
 
 import io
 import sys
-import time
 
 import pytest
 
@@ -44,37 +43,8 @@ def test_pipe_gets_a_line_every_ten_seconds_with_the_time_left(clock, capsys):
     ]
 
 
-def test_what_takes_long_is_said_once(monkeypatch, capsys):
-    monkeypatch.setattr(progress, "_SECONDS_BEFORE_A_WORD", 0.05)
-    with progress.during("compiling"):
-        pass
-    time.sleep(0.2)
-    assert not capsys.readouterr().err
-    with progress.during("compiling"):
-        deadline = time.perf_counter() + 30
-        while not (told := capsys.readouterr().err) and time.perf_counter() < deadline:
-            time.sleep(0.01)
-    assert told == "compiling ...\n"
-
-
-def test_compilation_is_in_no_rate_and_no_time_left(clock, monkeypatch):
-    monkeypatch.setattr(sys, "stderr", _Terminal())
-    bar = progress.Bar(5, unit="batch", doing="compiling")
-    clock.now += 600
-    bar.update()
-    assert bar.times() == "00:00 elapsed, ? left"
-    clock.now += 4
-    bar.update()
-    assert bar.times() == "00:04 elapsed, 00:12 left"
-
-
-def test_time_left_counts_from_where_it_began(clock, capsys):
-    bar = progress.Bar(1000, unit="step", start=900, prints=False)
-    clock.now += 3600
-    bar.update(50)
-    assert bar.times() == "1:00:00 elapsed, 1:00:00 left"
-    bar.close()
-    assert not capsys.readouterr().err
+def test_time_left_is_by_the_share_that_is_done():
+    assert progress.times(3600, 0.25) == "1:00:00 elapsed, 3:00:00 left"
 
 
 def test_terminal_gets_a_bar(monkeypatch):

@@ -98,14 +98,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
 @pytest.mark.parametrize(
     ("fields", "what"),
     [
-        (
-            {"devices__data": 3},
-            "must multiply to the 4 available devices, got data 3 x heads 1 x seq",
-        ),
-        (
-            {"devices__heads": 3},
-            "multiply to the 4 available devices, got data any x heads 3",
-        ),
+        ({"devices__heads": 3}, "heads 3 x sequence 1 must divide the 4 available"),
         ({"devices__heads": 4}, "must divide the 2 heads of layer 0, got 4"),
         (
             {"devices__heads": 2, "model__num_key_value_heads": 1},
@@ -113,7 +106,7 @@ def test_run_goes_on_with_devices_that_share_it_otherwise(
         ),
         (
             {"devices__heads": 2, "model__hidden_size": 13},
-            "must divide the 13 hidden units of layer 0, got 2",
+            "must divide the 13 hidden units, got 2",
         ),
         ({"training__batch_size": 6}, "multiple of the 4 devices that share it, got 6"),
         (
@@ -132,7 +125,7 @@ def test_a_mesh_that_does_not_fit_is_refused(make_config, fields, what):
 
 @pytest.mark.parametrize(
     ("length", "what"),
-    [(3, "must be at most the 3 positions"), (6, "must divide the 6 positions")],
+    [(3, "must divide the 3 positions"), (6, "must divide the 6 positions")],
 )
 def test_a_sequence_that_the_ring_does_not_divide_is_refused(
     make_config, tmp_path, length, what

@@ -4,42 +4,11 @@ from mha_haiku import tasks
 from mha_haiku.core import checks
 
 
-def test_names_are_what_make_knows():
-    assert tasks.names() == (
-        "reverse",
-        "copy",
-        "sort",
-        "histogram",
-        "associative_recall",
-        "induction",
-        "modular_addition",
-        "parity",
-        "masked_language_model",
-        "language_model",
-        "sentences",
-        "reverse_seq2seq",
-        "labeled_texts",
-        "bigram_backcopy",
-        "classify",
-        "digits_anomaly",
-        "markov_chains",
-        "max_retrieval",
-        "number_words",
-        "pronounce",
-    )
-
-
 @pytest.mark.parametrize("name", tasks.names())
 def test_a_task_is_found_by_the_name_that_it_has(name):
     task = tasks.of_name(name)
     assert task.name == tasks.register(task) == name
     assert tasks.digest(name) is None
-
-
-def test_make_gives_the_task_of_that_name():
-    task = tasks.make("reverse", sequence_length=5, num_tokens=7)
-    assert task.name == "reverse"
-    assert (task.sequence_length, task.num_tokens) == (5, 7)
 
 
 @pytest.mark.parametrize(

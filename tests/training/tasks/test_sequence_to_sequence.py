@@ -11,6 +11,8 @@ import pytest
 from mha_haiku import tasks
 from mha_haiku.core import checks
 from mha_haiku.training.tasks import sampling
+from tests.training.tasks import test_base
+from tests.training.tasks.examples import sampled
 
 OPTIONS = {
     "reverse_seq2seq": {"min_length": 2, "max_length": 5, "num_tokens": 7},
@@ -31,7 +33,7 @@ def first(batch, index=0):
 
 @pytest.mark.slow
 @every_task
-def test_example_has_the_declared_shapes_types_and_ranges(name, sampled):
+def test_example_has_the_declared_shapes_types_and_ranges(name):
     task, batch = make(name), sampled(make(name))
     size, source, target = len(batch.inputs), task.sequence_length, task.target_length
     chex.assert_shape(batch.inputs, (size, source))
@@ -47,7 +49,7 @@ def test_example_has_the_declared_shapes_types_and_ranges(name, sampled):
 
 
 @every_task
-def test_decoder_reads_the_start_and_what_it_has_predicted(name, sampled):
+def test_decoder_reads_the_start_and_what_it_has_predicted(name):
     task, batch = make(name), sampled(make(name))
     assert np.all(batch.decoder_inputs[:, 0] == task.start_token)
     np.testing.assert_array_equal(batch.decoder_inputs[:, 1:], batch.targets[:, :-1])
@@ -55,7 +57,7 @@ def test_decoder_reads_the_start_and_what_it_has_predicted(name, sampled):
 
 
 @every_task
-def test_end_token_is_the_last_target_that_counts(name, sampled):
+def test_end_token_is_the_last_target_that_counts(name):
     task, batch = make(name), sampled(make(name))
     counted = np.arange(task.target_length) < batch.decoder_lengths[:, None]
     np.testing.assert_array_equal(batch.weights, counted)
@@ -65,14 +67,7 @@ def test_end_token_is_the_last_target_that_counts(name, sampled):
 
 
 @every_task
-def test_batch_is_the_same_however_its_indices_are_spread(name, sampled):
-    whole = sampled(make(name))
-    part = sampled(make(name), indices=np.arange(4096, dtype=np.int32)[::-1])
-    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[::-1], whole), part)
-
-
-@every_task
-def test_every_position_and_class_has_a_text(name, sampled):
+def test_every_position_and_class_has_a_text(name):
     task, example = make(name), first(sampled(make(name)))
     for labels, length, valid in (
         (task.labels(example), task.sequence_length, example.lengths),
@@ -90,7 +85,7 @@ def test_every_position_and_class_has_a_text(name, sampled):
 
 
 @every_task
-def test_a_question_is_encoded_as_its_source(name, sampled):
+def test_a_question_is_encoded_as_its_source(name):
     task, batch = make(name), sampled(make(name))
     for i in range(5):
         example = first(batch, i)
@@ -99,20 +94,14 @@ def test_a_question_is_encoded_as_its_source(name, sampled):
 
 
 @every_task
-def test_axes_that_devices_split_are_those_of_batch_and_positions(name, sampled):
+def test_axes_that_devices_split_are_those_of_batch_and_positions(name):
     axes = sampled(make(name)).axes()
     assert axes == tasks.Example("BT", "BT", "BT", "B", "BT", "B")
 
 
-@every_task
-def test_encoded_source_is_that_of_the_example_and_no_longer(name, sampled):
-    task, example = make(name), first(sampled(make(name)))
-    separator = " " if name.endswith("seq2seq") else ""
-    text = separator.join(task.labels(example)[: example.lengths])
-    np.testing.assert_array_equal(task.encode(text), example.inputs[: example.lengths])
-    long = separator.join([text] * (1 + task.sequence_length))
-    with pytest.raises(checks.ConfigError, match="text must have at most"):
-        task.encode(long)
+def test_a_source_that_is_too_long_is_refused():
+    with pytest.raises(checks.ConfigError, match="text must have at most 5 tokens"):
+        make("reverse_seq2seq").encode("1 " * 6)
 
 
 def test_share_that_is_held_out_is_as_asked_and_stays():
@@ -130,3 +119,38 @@ def test_source_of_no_tokens_and_what_is_behind_a_length_are_padding():
     assert example.inputs.tolist() == [0] * 5 and example.lengths == 0
     assert example.targets.tolist() == [2] + [task.end_token] * 5
     assert example.weights.tolist() == [1, 1, 0, 0, 0, 0]
+
+
+def test_a_reversed_source_is_the_target_and_aligned_with_it():
+    task, batch = make("reverse_seq2seq"), sampled(make("reverse_seq2seq"))
+    for i in range(256):
+        example = first(batch, i)
+        length = example.lengths
+        assert (
+            example.targets[:length].tolist() == example.inputs[:length][::-1].tolist()
+        )
+        rows, columns = np.nonzero(task.alignments(example)["aligned"])
+        assert rows.tolist() == list(range(length))
+        np.testing.assert_array_equal(example.inputs[columns], example.targets[rows])
+    shares = np.bincount(batch.lengths, minlength=6) / len(batch.lengths)
+    np.testing.assert_allclose(shares, [0, 0, *[1 / 4] * 4], atol=0.03)
+
+
+def test_the_worked_example_is_reversed():
+    task = tasks.make("reverse_seq2seq", min_length=2, max_length=6)
+    lines = [line.split() for line in type(task).__doc__.splitlines()]
+    row = {line[0]: line[1:] for line in lines if line}
+    source = task.encode(" ".join(row["inputs"]))
+    padded = np.pad(source, (0, 6 - len(source))), len(source)
+    target = np.pad(source[::-1], (0, 7 - len(source))), len(source)
+    example = task.pair(*padded, *target)
+    assert [task.class_label(c) for c in example.targets.tolist()] == row["targets"]
+    assert example.weights.tolist() == list(map(float, row["weights"]))
+    assert task.answer(example.targets) == " ".join(map(str, source[::-1]))
+
+
+@pytest.mark.parametrize("sizes", [(2, 5, 7), (3, 3, 2)])
+def test_baseline_is_the_best_that_no_look_at_the_input_can_do(sizes):
+    names = ("min_length", "max_length", "num_tokens")
+    task = tasks.make("reverse_seq2seq", **dict(zip(names, sizes, strict=True)))
+    test_base.check_baseline(task, [sampled(task, seed=seed) for seed in range(4)])

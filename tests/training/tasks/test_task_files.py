@@ -15,7 +15,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import pictures
 from mha_haiku.training.runs import configuration, folders
 from mha_haiku.training.tasks import task_files
-from tests import tiny_runs
+from tests import docstring, tiny_runs
 
 SOURCE = '''
 from __future__ import annotations  # whose types are looked up in the module's names
@@ -115,7 +115,7 @@ def test_options_of_a_file_are_its_dataclass_fields():
         (["min.py:Step"], "'min.py' cannot be read: No such file"),
         ([".:Step"], "'.' cannot be read: Is a directory"),
         (["a\0b:Step"], "cannot be read"),
-        (["mine.py:Stp"], "mine.py has no class 'Stp'; .* Did you mean 'Step'?"),
+        (["mine.py:Stp"], "mine.py has no class 'Stp'. Did you mean 'Step'?"),
         (["mine.py:"], "mine.py has no class ''"),
         (
             ["mine.py:class_by_mistake"],
@@ -134,7 +134,7 @@ def test_options_of_a_file_are_its_dataclass_fields():
         (["mine.py:Step", "--config.task.sequence_length=99"], "max_length .* 99"),
         (["raises.py:Step"], "raises.py raised ZeroDivisionError"),
         (["leaves.py:Step"], "leaves.py raised SystemExit"),
-        (["wrong.py:Step"], "wrong.py is not Python, line 1"),
+        (["wrong.py:Step"], "wrong.py raised SyntaxError: .*line 1"),
         ([":Step"], "'Step' was given in Python"),
     ],
 )
@@ -185,7 +185,6 @@ _COMMANDS = [
     *("circuits", "dump_attention", "generate --prompt=1", "head_importance"),
     *("head_statistics", "learn_gates", "prune_heads --keep=0.5", "rollout", "train"),
     "train --config=configs/reverse.py --config.training.steps=2",
-    "train --config=configs/reverse.py --init_from=stranger --workdir=new",
     "prune_heads --keep=0.5 --workdir=new --out=stranger",
     "import_model --source=stranger --workdir=new",
     "import_model --source=nonsense",
@@ -214,40 +213,13 @@ def test_every_command_that_opens_a_run_can_trust_it():
             assert {"workdir", "trust"} <= flags and name in named
 
 
-@pytest.mark.slow
-def test_the_file_of_a_run_is_found_from_another_working_directory(
-    make_config, monkeypatch
-):
-    config = configuration.default_config("mine.py:Step")
-    root = tiny_runs.write_untrained(
-        "run", config.replace(model=make_config().model.to_json())
-    ).resolve()
-    assert runs.load_run(root).config.task.name == "mine.py:Step"
-    pathlib.Path("elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")
-    run = runs.load_run(root)  # of a file that this process has executed
-    assert run.config.task.name == f"{root.parent / 'mine.py'}:Step"
-    assert run.examples(2).inputs.shape == (2, 6)
-    monkeypatch.setattr(task_files, "_loaded", {})
-    with pytest.raises(ConfigError, match=r"would execute the file '/.*mine.py'"):
-        runs.load_run(root)
-    assert runs.load_run(root, trust=True).task.name == "Step"
-    (root.parent / "mine.py").write_text(SOURCE + "\n")
-    with pytest.raises(ConfigError, match="has changed"):
-        runs.load_run(root, trust=True)
-
-
 @pytest.mark.parametrize(
     "use",
     [
         mh.load,
-        runs.load_run,
         lambda root: mh.show(root),
         pictures.dossier_of,  # of compare=,
         lambda root: runs.train(runs.default_config(), root),
-        lambda root: runs.train(
-            runs.default_config().replace(init_from=str(root)), "new"
-        ),
         lambda root: mh.MapSet.load(root),
     ],
 )
@@ -337,15 +309,62 @@ def test_a_task_of_the_project_imported_from_its_file_has_its_short_name():
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Same(tasks.Task):
-    """The target is the token."""
+    """The target is the token; fields are what may be wrong."""
 
     sequence_length: int = 6
-    num_tokens = num_classes = 5
-    baseline = {"accuracy": 0.2, "loss": 1.609}  # noqa: RUF012
+    num_tokens: int | None = 5
+    num_classes: int = 5
+    levels: str = "accuracy loss"
+    length: int = 6
+    largest: int = 5
+    dtype: str = "float32"
+
+    @property
+    def baseline(self):
+        return dict.fromkeys(self.levels.split(), 0.2)
 
     def example(self, key, data):
-        inputs = jnp.arange(6) % 5
-        return tasks.Example(inputs, inputs, jnp.ones(6))
+        inputs = jnp.arange(self.length) % self.largest
+        return tasks.Example(inputs, inputs, jnp.ones(6, self.dtype))
+
+
+@pytest.mark.parametrize(
+    ("changes", "messages"),
+    [
+        ({"levels": "loss"}, ["baseline must have accuracy and loss"]),
+        ({"num_tokens": None}, [r"inputs must be floats \(6, None\), got int32"]),
+        (
+            {"length": 5, "dtype": "int32"},
+            [r"inputs .* \(6,\), got int32 of shape \(5,\)", "targets", "weights"],
+        ),
+        ({"largest": 6}, ["inputs .* num_tokens, 5, got 0 to 5", "targets .* 0 to 5"]),
+    ],
+)
+def test_all_that_is_wrong_with_a_task_is_told_at_once(changes, messages):
+    with pytest.raises(ConfigError) as raised:
+        tasks.check("Same", Same(**changes))
+    for message in messages:
+        assert re.search(message, str(raised.value)), (message, str(raised.value))
+
+
+def test_an_error_of_our_own_is_not_the_users():
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Fails(Same):
+        def example(self, key, data):
+            raise KeyError("a part")
+
+    with pytest.raises(ConfigError, match="Fails raised KeyError: 'a part'"):
+        tasks.check("Fails", Fails())
+    with pytest.raises(KeyError, match="a part"):
+        tasks.check("Fails", Fails(), is_own=False)
+
+
+def test_the_documentation_of_a_task_is_enough_to_write_one():
+    names = {"dataclasses": dataclasses, "jax": jax, "jnp": jnp}
+    exec(docstring.code_of(tasks.Task), names)
+    assert tasks.check("Larger", names["Larger"]()).inputs.shape == (2,)
+    with pytest.raises(TypeError, match="got the class Same"):
+        mh.train(Same, "no_folder")
 
 
 @pytest.mark.slow
@@ -365,10 +384,7 @@ def test_a_task_may_be_given_in_python(make_config):
         """A class that is in no file by its name."""
 
     config = configuration.with_task(make_config(), Inner(sequence_length=4))
-    assert config.task.to_json() == {
-        "name": f":{Inner.__qualname__}",
-        "sequence_length": 4,
-    }
+    assert config.task.name == f":{Inner.__qualname__}"
     assert configuration.make_task(config) == Inner(sequence_length=4)
     reverse = tasks.make("reverse", sequence_length=3, num_tokens=4)
     assert configuration.with_task(config, reverse).task.name == "reverse"

@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from mha_haiku import tasks
 from mha_haiku.core import checks
 from mha_haiku.training.tasks import tokenization
 
@@ -54,25 +55,11 @@ def test_byte_pairs_merge_what_is_common_and_read_as_text():
     assert "".join(labels) == "on the mat"
 
 
-def test_part_of_a_character_reads_as_its_bytes():
-    tokenizer = tokenization.train_byte_pairs(ENGLISH, vocabulary_size=256)
-    labels = [tokenizer.label(token) for token in tokenizer.encode("é").tolist()]
-    assert labels == [r"\xc3", r"\xa9"]
-
-
-def test_training_twice_gives_the_same_tokens():
-    first, second = (
-        tokenization.train_byte_pairs(ENGLISH, vocabulary_size=280) for _ in range(2)
-    )
-    np.testing.assert_array_equal(first.encode(ENGLISH), second.encode(ENGLISH))
-
-
 @pytest.mark.parametrize(
     "stored",
     [
         *("", "[]", "5", "null", "{}", '{"model": 3}', '{"pretrained": {}}'),
-        *('{"characters": 5}', '{"characters": ""}', '{"characters": "ba"}'),
-        *('{"characters": ["a"]}', '{"pretrained": 5, "least_tokens": 3}'),
+        '{"pretrained": 5, "least_tokens": 3}',
         '{"model": {"type": "BPE", "vocab": {}, "merges": []}}',
         '{"model": {"type": "BPE", "vocab": {"a": 0, "b": 2}, "merges": []}}',
     ],
@@ -80,17 +67,6 @@ def test_training_twice_gives_the_same_tokens():
 def test_what_a_run_stored_is_read_or_refused(stored):
     with pytest.raises(checks.ConfigError, match="tokenizer.json is damaged"):
         tokenization.from_json(stored)
-    with pytest.raises(checks.ConfigError, match="tokenizer.json is damaged"):
-        tokenization.several(f'{{"tokenizers": [{stored}]}}', 1)
-    with pytest.raises(checks.ConfigError, match="2 tokenizers are needed"):
-        tokenization.several('{"tokenizers": [{"characters": "ab"}]}', 2)
-
-
-def test_every_byte_has_its_letter():
-    letters = tokenization._byte_of_letter()
-    assert sorted(letters.values()) == list(range(256))
-    tokenizer = tokenization.train_byte_pairs(ENGLISH, vocabulary_size=256)
-    assert set(tokenizer._ids) == set(letters)
 
 
 @pytest.mark.parametrize(
@@ -100,3 +76,13 @@ def test_every_byte_has_its_letter():
 def test_too_small_a_vocabulary_is_refused(train, least):
     with pytest.raises(ValueError, match=f"of at least {least}, got {least - 1}"):
         train(ENGLISH, least - 1)
+
+
+@pytest.mark.parametrize("stored", ["", "[]", '{"tokenizers": [{"characters": "ab"}]}'])
+def test_two_tokenizers_of_pairs_are_read_or_refused(stored):
+    pairs = [(f"{a} plus {b}", str(a + b)) for a in range(9) for b in range(9)]
+    task = tasks.from_examples(pairs, labels=False)
+    kept = task.keep()._replace(tokenizer=stored)
+    again = tasks.make("text_pairs", sha256=task.sha256, kept=kept)
+    with pytest.raises(checks.ConfigError, match="tokenizer.json is damaged"):
+        _ = again.num_tokens

@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import Score, Weighting, additive, dot_product
+from mha_haiku.core.attention import Score, Weighting, dot_product
 from mha_haiku.core.attention.sharded import shardings
+from tests.core.attention.rated_score import Rated
 
 N = 4  # B, T, S, H, K and buckets alike
 ONE = np.ones([N], np.int32)
@@ -26,7 +27,7 @@ SPECS = {
         [(None, None, None, None)],
     ),
     "both": (
-        masks.window(None, 1) & masks.padding(ONE) | masks.dilated(2),
+        masks.window(None, 1) & masks.padding(ONE) | masks.window(0, 0),
         [("data",)],
     ),
     "slopes": (positions.alibi(N).aligned(1), [(None, "heads")]),
@@ -39,7 +40,7 @@ SPECS = {
         [("data", None, None, None)],
     ),
     "dot product": (dot_product(), []),
-    "additive": (additive(TWO.astype(float)).aligned(1), [(None, "heads", None)]),
+    "rates": (Rated(ONE.astype(float)).aligned(1), [(None, "heads")]),
 }
 
 
