@@ -27,6 +27,5 @@ def get_config() -> runs.RunConfig:
             report_every=100,
             evaluate_every=500,
             checkpoint_every=500,
-            timeline_every=50,
         ),
     )

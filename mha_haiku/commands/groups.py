@@ -113,7 +113,9 @@ class Pictures(Group):
         """Sets the style, and refuses formats that matplotlib does not have."""
         if self.dark and drawing.is_possible():
             drawing.dark()
-        drawing.check_formats([word for word in self.format if word])
+        with checks.user_mistakes():
+            if not drawing.formats_of([word for word in self.format if word]):
+                raise ValueError("formats must name one at least, such as png.")
 
 
 @dataclasses.dataclass(frozen=True)

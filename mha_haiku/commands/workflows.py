@@ -88,7 +88,7 @@ def import_model(
     made = imported_runs.write(
         source, workdir, sequence_length=sequence_length, path=path
     )
-    most = imported_runs.most_positions(made.config)
+    most = made.config.model.embedding.max_length
     print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
     print(f"Run: {workdir}")
 

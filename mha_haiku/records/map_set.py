@@ -268,19 +268,6 @@ class MapSet:
         )
         return MapSet(self.name, tuple(self.layers[i] for i in layers), (one,))
 
-    def with_heads(self, places: Sequence[Sequence[int]]) -> "MapSet":
-        """Keeps some heads of each layer by index, in that order."""
-        pairs = [[(i, h) for h in heads] for i, heads in enumerate(places)]
-        layers = tuple(
-            layer._replace(heads=tuple(layer.heads[j] for j in heads))
-            for layer, heads in zip(self.layers, places, strict=True)
-        )
-        examples = tuple(_with_heads(example, places) for example in self.examples)
-        columns = heads.columns_at(pairs, self.columns)
-        return dataclasses.replace(
-            self, layers=layers, examples=examples, columns=columns
-        )
-
     def check(self, *, is_finite: bool = False) -> "MapSet":
         """Checks that all sizes fit together; `is_finite`: without NaN.
 
@@ -294,26 +281,6 @@ class MapSet:
                 name = f"weights of {layer.name} of {example.name!r}"
                 heads.require(not np.isnan(weights).any(), name, "be finite", "NaN")
         return self
-
-
-def _with_heads(example: Example, places: Sequence[Sequence[int]]) -> Example:
-    layers = list(enumerate(map(list, places)))
-    masked = [example.masked_cells(i) for i, _ in layers]
-    return example._replace(
-        weights=tuple(example.weights[i][heads] for i, heads in layers),
-        masked=tuple(
-            cells[heads] if cells is not None and cells.ndim == 3 else cells
-            for cells, (_, heads) in zip(masked, layers, strict=True)
-        ),
-        why=example.why and _why_of_heads(example.why, [heads for _, heads in layers]),
-    )
-
-
-def _why_of_heads(why: Why, places: Sequence[Sequence[int]]) -> Why:
-    kept = [h in places[layer] for layer, h, *_ in why.cells.tolist()]
-    cells = why.cells[kept]
-    cells[:, 1] = [places[layer].index(h) for layer, h, *_ in cells.tolist()]
-    return Why(why.components, cells, *(x[kept] for x in why[2:]))
 
 
 class Dossier(NamedTuple):
@@ -357,8 +324,6 @@ def _check_example(
         sizes = len(each.queries.tokens), len(each.keys.tokens)
         for side, axis, size in zip(("queries", "keys"), each[:2], sizes, strict=True):
             _rises(f"edges of the {side} {of}", axis.edges, size)
-            if axis.notes:
-                _has_length(f"notes of the {side} {of}", axis.notes, size)
         heads.require_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
     for name in ("weights", "masked"):
         parts = getattr(example, name)
@@ -376,34 +341,21 @@ def _check_example(
         count = 1 if is_whole else len(example.queries.tokens)
         _has_length(f"targets {of}", targets, count)
         _has_length(f"likeliest {of}", likeliest, count)
-        most = max(map(len, likeliest), default=0)
-        wanted = f"have at most {MOST_LIKELIEST} answers for each position"
-        heads.require(most <= MOST_LIKELIEST, f"likeliest {of}", wanted, most)
         shares = np.array([share for row in likeliest for _, share in row], float)
         heads.require_range(f"probabilities {of}", shares, 0, 1 + _ROUNDING)
     if example.images is not None:
-        images = np.asarray(example.images)
-        heads.require(
-            images.dtype == np.uint8, f"images {of}", "be uint8", images.dtype
-        )
-        is_right = images.ndim > 2 and images.shape[3:] in ((), (3,))
-        is_right = is_right and 0 not in images.shape[1:]
-        wanted = "be [S, h, w] or [S, h, w, 3]"
-        heads.require(is_right, f"images {of}", wanted, images.shape)
-        _has_length(f"images {of}", images, len(example.keys.tokens))
+        _has_length(f"images {of}", example.images, len(example.keys.tokens))
 
 
-def _rises(name: str, edges: np.ndarray, last: int | None = None) -> None:
-    edges = np.asarray(edges)
+def _rises(name: str, edges: np.ndarray, last: int) -> None:
     is_right = (
         edges.ndim == 1
-        and edges.size > (last is None)
+        and edges.size > 0
         and edges.dtype.kind in "iu"
         and (np.diff(edges.astype(np.int64)) > 0).all()
-        and (last is None or (edges[0], edges[-1]) == (0, last))
+        and (edges[0], edges[-1]) == (0, last)
     )
-    wanted = "rise" if last is None else f"rise from 0 to {last}"
-    heads.require(is_right, name, f"be integers that {wanted}", edges)
+    heads.require(is_right, name, f"be integers that rise from 0 to {last}", edges)
 
 
 def _are_weights(

@@ -1,16 +1,8 @@
-"""Pictures of numbers along an axis: learning, heads in time, and pruning.
+"""Pictures of numbers along an axis: learning and pruning."""
 
-P points, L layers, H heads.
-"""
-
-import itertools
-import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from mha_haiku.records import Column
 from mha_haiku.showing import drawing
 
 if TYPE_CHECKING:
@@ -43,65 +35,12 @@ def learning(
             if points:
                 axes.plot(*zip(*points, strict=True), label=text, **style)
         if baseline and name in baseline:
-            meaning = "the best without looking at the input"
-            if baseline_name == "bag of words":
-                meaning = "naive Bayes, without the order of words"
-            text = f"{baseline_name}: {meaning}"
+            text = f"baseline: {baseline_name}"
             style = {"color": "C3", "ls": ":", "lw": 1}
             axes.axhline(baseline[name], label=text, **style)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0, top=1.02 if name == "accuracy" else None)
         axes.legend(fontsize=7)
-    return sheet
-
-
-def timeline(
-    steps: np.ndarray,
-    scores: Mapping[str, Column],
-    *,
-    title: str,
-    labels: Sequence[str] = (),
-) -> "Figure":
-    """Draws a panel per score with a line per head, colored by layer.
-
-    Steps are `[P]`, and the mean of each score `[P, L, H]`, NaN where there is no head;
-    a score without a unit is a share, from 0 to 1. If heads are of several kinds,
-    labels name each layer, as "cross 0", and kinds have different colors.
-    """
-    from matplotlib import lines
-
-    rows = -(-len(scores) // 4)
-    _, num_layers, num_heads = next(iter(scores.values())).mean.shape
-    colors = _layer_colors(num_layers, labels)
-    labels = labels or [f"layer {i}" for i in range(num_layers)]
-
-    sheet = drawing.sheet(13, 0.9 + 2.5 * rows, title=title, note="A line per head.")
-    grid = sheet.subplots(rows, 4, squeeze=False)
-    for axes, score in zip(grid.flat, scores.values(), strict=False):
-        for i in range(num_layers):
-            for h in range(num_heads):
-                values = score.mean[:, i, h]
-                if not np.isnan(values).all():
-                    axes.plot(steps, values, color=colors[i], lw=1.2, alpha=0.8)
-        _axes(axes, "training step", score.unit)
-        label = textwrap.fill(score.label, 48)
-        axes.set_title(label, fontsize=8, loc="left", parse_math=False)
-        if score.unit:
-            axes.set_ylim(bottom=min(0.0, np.nanmin(score.mean)))
-        else:
-            axes.set_ylim(-0.02, 1.02)
-    for axes in list(grid.flat)[len(scores) :]:
-        axes.set_axis_off()
-    legend = [
-        lines.Line2D([], [], color=color, label=label)
-        for label, color in zip(labels, colors, strict=True)
-    ]
-    sheet.legend(
-        handles=legend,
-        loc="outside upper right",
-        ncols=min(num_layers, 8),
-        fontsize=8,
-    )
     return sheet
 
 
@@ -139,19 +78,6 @@ def pruning(
         axes.set_ylim(bottom=0)
         axes.invert_xaxis()
     return sheet
-
-
-def _layer_colors(num_layers: int, labels: Sequence[str]) -> list:
-    """Chooses a color per layer: lighter for later layers, other shades per kind."""
-    import matplotlib
-
-    if not labels:
-        return list(matplotlib.colormaps["viridis"](np.linspace(0, 0.9, num_layers)))
-    colors = []
-    for kind, group in itertools.groupby(labels, lambda label: label.split()[0]):
-        shades = matplotlib.colormaps[drawing.SHADES[kind]]
-        colors += list(shades(np.linspace(0.45, 0.95, len(list(group)))))
-    return colors
 
 
 def _axes(axes: "Axes", across: str, up: str) -> None:

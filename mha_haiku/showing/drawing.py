@@ -34,7 +34,6 @@ _METADATA = {
 }
 # The colors of kinds of heads, where lines and bars tell them apart.
 KINDS = {"encoder": "C0", "decoder": "C1", "cross": "C2"}
-SHADES = {"encoder": "Blues", "decoder": "Oranges", "cross": "Greens"}  # of layers
 _MOST_NUMBERS = (24, 8)  # rows and columns, up to which cells have numbers in them
 # Units of numbers that may be large or small; all others are shares, from 0 to 1.
 _OPEN_UNITS = ("nats", "keys", "positions", "bits", "units of the metric")
@@ -106,24 +105,16 @@ def is_possible() -> bool:
     return False
 
 
-@checks.user_mistakes()
-def check_formats(formats: str | Sequence[str]) -> tuple[str, ...]:
-    """Checks the flag for file formats, of which there must be one."""
-    if not (checked := formats_of(formats, "format")):
-        raise ValueError("format must name one at least, such as png.")
-    return checked
-
-
-def formats_of(formats: str | Sequence[str], name: str = "formats") -> tuple[str, ...]:
+def formats_of(formats: str | Sequence[str]) -> tuple[str, ...]:
     """Lists file formats, which matplotlib, if installed, can write, in lower case.
 
-    A string is one format. Messages call the formats `name`.
+    A string is one format.
     """
     listed = [formats] if isinstance(formats, str) else formats
     lower = tuple(x.lower() if isinstance(x, str) else x for x in listed)
     if offered := known_formats():
         for each in lower:
-            checks.choice(name, each, offered)
+            checks.choice("formats", each, offered)
     return lower
 
 

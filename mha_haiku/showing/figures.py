@@ -10,14 +10,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mha_haiku.core import checks
 from mha_haiku.records import labels
 from mha_haiku.records.map_set import Axis, MapSet
 from mha_haiku.showing import drawing
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
 
 # Up to this many positions the axes show tokens; above it, position numbers.
@@ -25,10 +23,10 @@ _MOST_TOKENS = 64
 # With more keys than this most weights are small, and a square-root scale shows them.
 _MOST_LINEAR = 32
 
-SCALES = ("linear", "root", "log")
 _LONGEST_TOKEN = 16
 _SMALLEST = 6.0  # points of a label
 _SIDE = 2.2  # inches of a panel
+_MOST_PANELS = 256
 
 
 def pictures(
@@ -67,7 +65,7 @@ def pictures(
 def of_example(
     maps: MapSet,
     *,
-    colors: str | None = None,
+    heads: Sequence[str] | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
@@ -77,25 +75,30 @@ def of_example(
 ) -> "Figure":
     """Draws the heads of a set of one example, whose layers have the same axes.
 
-    Tokens are shown up to 64 positions. The scale is "linear", "root" (small weights
-    are seen) or "log" (very small ones too), by default "linear" up to 32 keys, else
-    "root". It ends at `largest`, by default the largest weight of these maps. The size
-    is in inches, by default from the number of heads and a panel's `side`. The note is
-    a line below the title.
+    `heads` are names of heads, by default all of each layer. Tokens are shown up to 64
+    positions. The scale is "linear" or "root" (small weights are seen), by default
+    "linear" up to 32 keys, else "root". It ends at `largest`, by default the largest
+    weight of these maps. The size is in inches, by default from the number of heads and
+    a panel's `side`. The note is a line below the title.
     """
     import matplotlib.colors
 
     (one,) = maps.examples
     signed = any((weights < 0).any() for weights in one.weights)
-    colors = colors or ("RdBu_r" if signed else "viridis")
-    checks.choice("colors", colors, list(matplotlib.colormaps))
     first, *others = maps.layers
     sides = one.axes(first)
     queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
-    places = [(i, h) for i, x in enumerate(maps.layers) for h in range(len(x.heads))]
-    count, widths = len(places), {len(layer.heads) for layer in maps.layers}
-    if not places:
-        raise ValueError("maps must have heads, got none in any of them.")
+    rows_of_layers = [
+        [(i, layer.heads.index(x)) for x in heads or layer.heads if x in layer.heads]
+        for i, layer in enumerate(maps.layers)
+    ]
+    places = [place for row in rows_of_layers for place in row]
+    count, widths = len(places), {len(row) for row in rows_of_layers}
+    if not 0 < count <= _MOST_PANELS:
+        raise ValueError(
+            f"head and layer must choose from 1 to {_MOST_PANELS} maps for a figure, "
+            f"got {count}."
+        )
     if others and len(widths) == 1 and max(widths) > 1:  # a row for each layer
         columns = max(widths)
     else:
@@ -107,18 +110,17 @@ def of_example(
         tall = side * min(3.0, max(0.3, queries.bins / keys.bins))
         size = (columns * side + 1.6, rows * (tall + 0.3) + (1.2 if note else 0.7))
     scale = _scale(keys.bins) if scale is None else scale
-    checks.choice("scale", scale, SCALES)
     if largest is None:
-        largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in one.weights)
+        largest = max(
+            float(np.nanmax(np.abs(one.weights[i][h]), initial=0.0)) for i, h in places
+        )
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
     top = drawing.rounded_up(largest)
+    power = 1.0 if scale == "linear" else 0.5
+    norm = matplotlib.colors.PowerNorm(power, vmin=0.0, vmax=top)
     if signed:  # 0 is in the middle
-        norm = _signed_norm(scale, top)
-    elif scale == "log":
-        norm = matplotlib.colors.LogNorm(1e-4 * top, top, clip=True)
-    else:
-        power = 1.0 if scale == "linear" else 0.5
-        norm = matplotlib.colors.PowerNorm(power, vmin=0.0, vmax=top)
+        bends = functools.partial(_bent, power), functools.partial(_bent, 1 / power)
+        norm = matplotlib.colors.FuncNorm(bends, vmin=-top, vmax=top, clip=True)
 
     sheet = drawing.sheet(*size, title=_literal(title or ""), note=note)
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
@@ -129,7 +131,7 @@ def of_example(
         image = axes.imshow(
             np.ma.masked_invalid(one.drawn(i)[h].astype(np.float32)),
             norm=norm,
-            cmap=colors,
+            cmap="RdBu_r" if signed else "viridis",
             interpolation="nearest",
         )
         images.append(image)
@@ -149,8 +151,8 @@ def of_example(
         axes.tick_params(labelbottom=True)
         axes.set_xlabel(_named("key", keys), fontsize=8)
     bar = sheet.colorbar(images[-1], ax=grid.ravel().tolist(), shrink=0.8)
-    how = {"linear": "", "root": " (square-root scale)", "log": " (log scale)"}
-    bar.set_label(f"attention weight{how[scale]}", fontsize=8)
+    how = "" if scale == "linear" else " (square-root scale)"
+    bar.set_label(f"attention weight{how}", fontsize=8)
     bar.ax.tick_params(labelsize=7)
     for _ in range(2):  # labels take room from the panels, whose cells are smaller then
         sheet.draw_without_rendering()
@@ -195,19 +197,8 @@ def _has_tokens(axis: Axis) -> bool:
     return any(axis.tokens) and not axis.is_pooled and axis.bins <= _MOST_TOKENS
 
 
-def _signed_norm(scale: str, top: float) -> "Normalize":
-    """Makes the scale of weights from -top to top."""
-    from matplotlib import colors
-
-    if scale == "log":
-        return colors.SymLogNorm(1e-4 * top, vmin=-top, vmax=top, clip=True)
-    power = 1.0 if scale == "linear" else 0.5
-
-    def bent(x: np.ndarray, power: float) -> np.ndarray:
-        return np.sign(x) * np.abs(x) ** power
-
-    pair = (lambda x: bent(x, power)), (lambda x: bent(x, 1 / power))
-    return colors.FuncNorm(pair, vmin=-top, vmax=top, clip=True)
+def _bent(power: float, x: np.ndarray) -> np.ndarray:
+    return np.sign(x) * np.abs(x) ** power
 
 
 def _scale(num_keys: int) -> str:

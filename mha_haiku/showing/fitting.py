@@ -4,8 +4,8 @@ H heads, P query and Q key bins.
 """
 
 import dataclasses
-from collections.abc import Callable, Iterator
-from typing import NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import TypeVar
 
 import numpy as np
 
@@ -18,49 +18,18 @@ _FEWEST_BINS = 8
 _Sided = TypeVar("_Sided", Axes, Example)
 
 
-class Cut(NamedTuple):
-    """The part of a dossier that is shown.
-
-    Attributes:
-      examples: Number of examples of each set.
-      join: Number of bins, along queries and keys, that become one.
-      rounding: Weights are rounded to multiples of this; then the page does not say why
-        heads look there.
-    """
-
-    examples: int
-    join: int = 1
-    rounding: float = 0.0
-
-
-def fitted(
-    whole: Dossier, budget: int, render: Callable[[Dossier], str]
-) -> tuple[Dossier, str]:
-    """Returns the largest cut of a dossier that fits, and its rendering.
-
-    Raises:
-      ValueError: If not even the smallest cut fits.
-    """
-    shown, cuts = whole, _cuts(whole)
-    while True:
-        content = render(shown)
-        if (size := len(content.encode())) <= budget:
-            return shown, content
-        if (cut := next(cuts, None)) is None:
-            break
-        shown = cut_to(whole, cut, budget)
-    raise ValueError(f"budget must be at least {size:,} bytes here, got {budget:,}.")
-
-
-def _cuts(whole: Dossier) -> Iterator[Cut]:
+def cuts(whole: Dossier, budget: int) -> Iterator[Dossier]:
     """Yields ever smaller cuts of a dossier, down to one small example.
 
-    After the rounding each has half of the cells along a side, or of the examples.
+    It is rounded first, and no longer says why heads look there; then each cut has half
+    of the cells along a side, or of the examples.
     """
-    cut = Cut(_num_examples(whole))
+    yield whole
+    whole = whole._replace(sets=tuple(map(_without_why, whole.sets)))
     for rounding in _ROUNDINGS:
-        cut = cut._replace(rounding=rounding)
-        yield cut
+        whole = whole._replace(rounding=rounding)
+        yield whole
+    examples, join = _num_examples(whole), 1
     bins = min(
         axis.bins
         for maps in whole.sets
@@ -68,56 +37,57 @@ def _cuts(whole: Dossier) -> Iterator[Cut]:
         for layer in maps.layers
         for axis in example.axes(layer)[:2]
     )
-    while bins // (2 * cut.join) >= _LEGIBLE_BINS:
-        cut = cut._replace(join=2 * cut.join)
-        yield cut
-    while cut.examples > 1:
-        cut = cut._replace(examples=cut.examples // 2)
-        yield cut
-    while bins // (2 * cut.join) >= _FEWEST_BINS:
-        cut = cut._replace(join=2 * cut.join)
-        yield cut
+    while bins // (2 * join) >= _LEGIBLE_BINS:
+        yield cut(whole, examples, join := 2 * join, budget)
+    while examples > 1:
+        yield cut(whole, examples := examples // 2, join, budget)
+    while bins // (2 * join) >= _FEWEST_BINS:
+        yield cut(whole, examples, join := 2 * join, budget)
 
 
 def _num_examples(whole: Dossier) -> int:
     return max(1, *(len(maps.inputs) for maps in whole.sets))
 
 
-def cut_to(whole: Dossier, cut: Cut, budget: int) -> Dossier:
-    """Cuts a dossier, with a note that says what is left out."""
-    total, notes = _num_examples(whole), whole.notes
-    if cut.examples < total:
+def _without_why(maps: MapSet) -> MapSet:
+    examples = tuple(example._replace(why=None) for example in maps.examples)
+    return dataclasses.replace(maps, examples=examples)
+
+
+def cut(whole: Dossier, examples: int, join: int, budget: int) -> Dossier:
+    """Keeps some examples of each set, and makes `join` bins one.
+
+    A note says which examples are left out.
+    """
+    total, notes, sets = _num_examples(whole), whole.notes, []
+    if examples < total:
         fit = f"fit the {budget:,} bytes of this view."
-        notes = (*notes, f"Of {total} examples the first {cut.examples} {fit}")
-    sets = tuple(_cut_set(maps, cut) for maps in whole.sets)
-    return whole._replace(rounding=cut.rounding, sets=sets, notes=notes)
+        notes = (*notes, f"Of {total} examples the first {examples} {fit}")
+    for each in whole.sets:
+        kept = (*each.inputs[:examples], *(x for x in each.examples if x.is_mean))
+        kept = tuple(_joined(x, each.layers, join) for x in kept)
+        sets.append(dataclasses.replace(each, examples=kept))
+    return whole._replace(sets=tuple(sets), notes=notes)
 
 
-def _cut_set(each: MapSet, cut: Cut) -> MapSet:
-    kept = (*each.inputs[: cut.examples], *(x for x in each.examples if x.is_mean))
-    examples = tuple(_cut_example(x, each.layers, cut) for x in kept)
-    return dataclasses.replace(each, examples=examples)
-
-
-def _cut_example(example: Example, layers: tuple[Layer, ...], cut: Cut) -> Example:
-    def joined(axes: _Sided) -> _Sided:
+def _joined(example: Example, layers: tuple[Layer, ...], join: int) -> Example:
+    def coarser(axes: _Sided) -> _Sided:
         queries, keys = (
-            axis._replace(edges=np.append(axis.edges[: -1 : cut.join], axis.edges[-1]))
+            axis._replace(edges=np.append(axis.edges[:-1:join], axis.edges[-1]))
             for axis in (axes.queries, axes.keys)
         )
         return axes._replace(queries=queries, keys=keys)
 
-    example = example._replace(why=None) if cut.rounding else example
-    if cut.join == 1:
+    if join == 1:
         return example
-    return joined(example)._replace(
-        kinds={kind: joined(axes) for kind, axes in example.kinds.items()},
+    return coarser(example)._replace(
+        kinds={kind: coarser(axes) for kind, axes in example.kinds.items()},
         weights=tuple(
-            _joined_weights(weights, example.axes(layer).queries.edges, cut.join)
+            _joined_weights(weights, example.axes(layer).queries.edges, join)
             for weights, layer in zip(example.weights, layers, strict=True)
         ),
         masked=example.masked
-        and tuple(_joined_mask(masked, cut.join) for masked in example.masked),
+        and tuple(_joined_mask(masked, join) for masked in example.masked),
     )
 
 

@@ -38,7 +38,6 @@ def picture(found: Heads, *, title: str | None = None) -> "Figure":
 
 
 def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure":
-    """Draws a heat map of each number, heads by layer."""
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     rows = math.ceil(len(numbers) / _COLUMNS)
     columns = min(_COLUMNS, len(numbers))

@@ -97,21 +97,13 @@ def to_json(value: Any) -> str:
 
 
 def contents(shown: Dossier) -> dict[str, Any]:
-    """Converts a dossier to the JSON values of its page.
+    """Converts a dossier to the JSON values that viewer/data.js reads.
 
-    NaN is None, and packed values are base64 of zlib.
-
-    Returns:
-      `version`, `title`, `notes`; `levels` and `bytes_per_cell` of codes, whether they
-      are `signed`, the `largest` weight and the `precision`, both of all maps; and
-      `sets`, each with `name`, `step`, `layers`, `numbers`, `roles`, `said` (texts, and
-      heads as `[text, layer, head]`), `missing` and `examples`. An example has its axes
-      `queries` and `keys` (None if the same), `layers` with packed `codes` (see
-      `encode`) and each head's `largest` weight, `answers`, `images` and `why`. Layers
-      of several kinds have a `kind`, and an example `kinds`: the axes, images and
-      answers of a kind, instead of the example's, and `alignment`, pairs of positions.
+    NaN is None, and packed values are base64 of zlib. Codes (see `encode`) have their
+    `levels`, `bytes_per_cell`, whether they are `signed`, the `largest` weight and the
+    `precision`, of all maps. `keys` are None if they are the queries. A kind of layers
+    has its axes, images and answers instead of the example's, and its `alignment`.
     """
-    shown.check()
     examples = [example for each in shown.sets for example in each.examples]
     maps = [weights for example in examples for weights in example.weights]
     cells = sum(weights.size for weights in maps)
@@ -266,7 +258,6 @@ def _of_roles(maps: MapSet) -> list[str | list]:
 
 
 def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) -> str:
-    """Says how many heads have each role, in a sentence."""
     parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
     if others:
         parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
@@ -295,7 +286,6 @@ def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
 
 
 def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
-    """Names a head, with its place."""
     shown_layer = maps.layers[layer]
     name = labels.one_line(f"{shown_layer.name}, head {shown_layer.heads[head]}")
     return [name, int(layer), int(head)]
@@ -422,7 +412,6 @@ def _images(images: np.ndarray | None) -> dict[str, Any] | None:
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:
-    """Rounds the terms of scores to four digits."""
     shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
     for name in ("scores", "terms"):
         shown[name] = [

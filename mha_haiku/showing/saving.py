@@ -52,5 +52,4 @@ def write_pictures(
 
 
 def _write_picture(picture: Callable[[], "Figure"], path: Path) -> Path:
-    """Draws a picture in the format that the path's suffix names."""
     return checks.write_file(path, drawing.content(picture, path.suffix[1:].lower()))

@@ -1,14 +1,11 @@
 """Notebook displays of each kind of object; `show` for everything but maps.
 
-L layers, H heads of a layer; other letters as in `modules.anatomy`. Tables have styles
-only at their elements, and no script.
+L layers, H heads of a layer. Tables have styles only at their elements, and no script.
 """
 
 import dataclasses
 import functools
-import math
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +67,14 @@ class View:
 
 def view(value: Any, **given: Any) -> View:
     """Shows objects without attention maps; arguments as in `show`."""
-    given = {name: each for name, each in given.items() if each is not None}
-    if _is_parameters(value):
-        content, title = of_parameters(value), "Parameters"
-    else:
-        content, title = fragment(value), type(value).__name__
-    if given:
-        raise ValueError(
-            f"{next(iter(given))} must be None for {type(value).__name__}, which has "
-            "no maps."
-        )
+    content, title = fragment(value), type(value).__name__
+    for name, each in given.items():
+        if each is not None:
+            raise ValueError(f"{name} must be None for {title}, which has no maps.")
     return View(title, _document(title, content), content)
 
 
 def _document(title: str, fragment: str) -> str:
-    """Wraps a fragment without scripts in an HTML document."""
     return (
         '<!doctype html>\n<html lang="en">\n<head><meta charset="utf-8">\n'
         '<meta http-equiv="Content-Security-Policy" content="default-src \'none\'; '
@@ -101,7 +91,7 @@ def fragment(value: Any) -> markup.Html:
     """Renders an object as HTML without a script."""
     raise TypeError(
         "what is shown must be attention maps, a run or its folder, statistics, "
-        f"importance, roles, a mask or parameters, got {type(value).__name__}."
+        f"importance, roles or a mask, got {type(value).__name__}."
     )
 
 
@@ -155,45 +145,6 @@ def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
         for value, error in zip(values.ravel(), errors.ravel(), strict=True)
     ]
     return np.array(text, object).reshape(values.shape)
-
-
-def _is_parameters(value: Any) -> bool:
-    """Checks whether a value looks like Haiku's parameters: arrays by two names."""
-    modules = list(value.values()) if isinstance(value, Mapping) else []
-    if not modules or not all(isinstance(module, Mapping) for module in modules):
-        return False
-    return all(hasattr(x, "dtype") for module in modules for x in module.values())
-
-
-def of_parameters(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
-    """Renders the sizes of all parameters."""
-    arrays = [array for module in params.values() for array in module.values()]
-    total = sum(map(_size, arrays))
-    nbytes = sum(_size(array) * np.dtype(array.dtype).itemsize for array in arrays)
-    title = f"{total:,} parameters, {nbytes / 1e6:,.1f} MB"
-    return markup.block(title, _sizes_table(params))
-
-
-def _size(array: Any) -> int:
-    return math.prod(array.shape)
-
-
-def _sizes_table(params: Mapping[str, Mapping[str, Any]]) -> markup.Html:
-    """Makes a row per layer and part: names, shapes and number of parameters."""
-    rows = []
-    for module, arrays in params.items():
-        shapes = ", ".join(
-            f"{name} {'x'.join(map(str, array.shape)) or 'scalar'}"
-            for name, array in arrays.items()
-        )
-        dtypes = sorted({str(array.dtype) for array in arrays.values()})
-        count = sum(map(_size, arrays.values()))
-        rows.append((module, shapes, ", ".join(dtypes), f"{count:,}"))
-    table = markup.plain_table(
-        rows, columns=("module", "shapes", "dtype", "parameters")
-    )
-    summary = markup.tag("summary", f"{len(rows)} modules")
-    return markup.tag("details", summary, table)
 
 
 def _mask_sizes(mask: masks.Mask) -> tuple[int, int]:

@@ -14,17 +14,18 @@ _THUMBNAILS_BETWEEN = (56, 320)  # pixels of a thumbnail's side
 
 
 def of_dossier(whole: Dossier, *, budget: int) -> View:
-    """Renders as much of a dossier as fits the budget."""
-    pages = {}
+    """Renders as much of a dossier as fits the budget, in bytes.
 
-    def render(shown: Dossier) -> str:
+    Raises:
+      ValueError: If not even the smallest cut fits.
+    """
+    size = 0
+    for shown in fitting.cuts(whole.check(), budget):
         html = page.render(shown)
         inline = _inline(shown, html)
-        pages[inline] = html
-        return inline
-
-    _, inline = fitting.fitted(whole.check(), budget, render)
-    return View(whole.title, pages[inline], inline)
+        if (size := len(inline.encode())) <= budget:
+            return View(whole.title, html, inline)
+    raise ValueError(f"budget must be at least {size:,} bytes here, got {budget:,}.")
 
 
 def _inline(whole: Dossier, html: str) -> str:

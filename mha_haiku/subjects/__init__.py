@@ -3,7 +3,7 @@
 `load`, `train` and `wrap` make a `Subject`; the questions about a model are its verbs.
 """
 
-from mha_haiku.lab.maps import TextMaps
+from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
 from mha_haiku.subjects import verbs
 from mha_haiku.subjects.answers import Compositions, Lens, Strongest

@@ -138,12 +138,6 @@ class Strongest(Result):
             rows.append(row)
         return rows
 
-    def __repr__(self) -> str:
-        return "\n".join(
-            [f"Strongest(layer {self.layer}, head {self.head})"]
-            + ["  ".join(f"{k} {v}" for k, v in row.items()) for row in self.rows()]
-        )
-
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
 class Rollout(Result):

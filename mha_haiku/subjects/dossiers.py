@@ -8,7 +8,7 @@ from pathlib import Path
 
 from mha_haiku.core import attention, checks
 from mha_haiku.lab import heads
-from mha_haiku.lab.maps import NAMES
+from mha_haiku.lab.statistics import NAMES
 from mha_haiku.records import Heads, archive, map_set
 from mha_haiku.records.heads import OFFSET
 from mha_haiku.training.runs import folders

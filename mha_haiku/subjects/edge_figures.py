@@ -5,7 +5,7 @@ L layers, H heads of a layer, T positions.
 
 import base64
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,17 +19,14 @@ from mha_haiku.showing.measurements import Grid, bars, rows_table, shows, visibl
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-    from matplotlib.transforms import Bbox
 
 _MOST_EDGES = 64
 _MOST_ROWS = 20
 _COLORS = {"q": "C0", "k": "C1", "v": "C2", "feed_forward": "C7", "logits": "C3"}
-# Edges between the same two nodes are drawn side by side; each is bent further, in
-# steps, until it passes no other node.
+# Edges between the same two nodes are drawn side by side, and edges that pass rows of
+# nodes in an arc around the nearest one.
 _BENDS = {"q": -0.12, "k": 0.0, "v": 0.12, "feed_forward": 0.0, "logits": 0.0}
-_BEND_STEP = 0.06
-_MOST_BENT = 2.0
-_CLEARANCE = 4  # pixels between an edge and a node that it passes
+_ARC = 0.35
 _THICKEST = 4.0  # points of the strongest edge
 
 
@@ -121,7 +118,7 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     sheet = drawing.sheet(width, height, title=title or grid.title)
     graph_axes, cells = sheet.subplots(1, 2)
     grid.draw(cells)
-    _draw_graph(sheet, graph_axes, what, strongest, places)
+    _draw_graph(graph_axes, what, strongest, places)
     return sheet
 
 
@@ -133,12 +130,11 @@ def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
     width = max(4.5, 1.2 * across + 2)
     title = title or ": ".join(filter(None, [what.title, headline(what)]))
     sheet = drawing.sheet(width, 0.9 * up + 2, title=title)
-    _draw_graph(sheet, sheet.subplots(), what.edges, what.kept, places)
+    _draw_graph(sheet.subplots(), what.edges, what.kept, places)
     return sheet
 
 
 def _draw_graph(
-    sheet: "Figure",
     axes: "Axes",
     edges: heads.Edges,
     kept: np.ndarray,
@@ -148,12 +144,11 @@ def _draw_graph(
     axes.set_axis_off()
     lowers = kept & (edges.mean < 0)
     strengths = edges.strength / max(edges.strength[kept].max(initial=0), 1e-30)
-    nodes = {}
     for node, (x, y) in places.items():
         box = {"boxstyle": "round", "facecolor": "white", "edgecolor": "0.4"}
         style = {"ha": "center", "va": "center", "fontsize": 8, "color": "black"}
         style |= {"bbox": box, "zorder": 4}  # above the edges
-        nodes[node] = axes.text(x, y, graph.label(node), parse_math=False, **style)
+        axes.text(x, y, graph.label(node), parse_math=False, **style)
     across, up = np.max(list(places.values()), axis=0)
     axes.set_xlim(-1, across + 1)
     axes.set_ylim(-0.6, up + 0.6)
@@ -164,13 +159,12 @@ def _draw_graph(
     below = {"loc": "upper center", "bbox_to_anchor": (0.5, 0), "ncols": 2}
     axes.legend(handles=axes.lines, title="read as", fontsize=7, **below)
 
-    sheet.draw_without_rendering()  # the places of nodes depend on the rest
-    boxes = {x: y.get_bbox_patch().get_window_extent() for x, y in nodes.items()}
     for i in np.flatnonzero(kept):
         ends = [tuple(x[i].tolist()) for x in (edges.receivers, edges.senders)]
-        passed = [box for node, box in boxes.items() if node not in ends]
-        end, start = axes.transData.transform([places[x] for x in ends])
-        bend = _bend(start, end, passed, first=_BENDS[str(edges.kinds[i])])
+        bend = _BENDS[str(edges.kinds[i])]
+        rows = places[ends[0]][1] - places[ends[1]][1]
+        if rows > 1:
+            bend += _ARC * rows / (rows - 1)
         axes.annotate(
             "",
             *(places[x] for x in ends),
@@ -182,29 +176,6 @@ def _draw_graph(
                 "connectionstyle": f"arc3,rad={bend}",
             },
         )
-
-
-def _bend(
-    start: np.ndarray, end: np.ndarray, passed: Sequence["Bbox"], *, first: float
-) -> float:
-    """Finds the bend nearest to the first with which an edge hits the fewest boxes.
-
-    The ends are in pixels. A bend is as of matplotlib's "arc3": the share of the length
-    by which the control point of a quadratic curve is away from its middle.
-    """
-    along = np.linspace(0, 1, 65)[:, None]
-    across = (end - start)[::-1] * [1, -1]
-    wider = [x.padded(_CLEARANCE) for x in passed]
-
-    def hits(bend: float) -> int:
-        control = (start + end) / 2 + bend * across
-        curve = (1 - along) ** 2 * start + along**2 * end
-        curve = curve + 2 * along * (1 - along) * control
-        return sum(box.count_contains(curve) > 0 for box in wider)
-
-    further = _BEND_STEP * np.arange(1, round(_MOST_BENT / _BEND_STEP) + 1)
-    sides = np.stack([first + further, first - further], 1).ravel()
-    return min([first, *sides.tolist()], key=hits)  # the first of equal ones
 
 
 def _places(

@@ -1,23 +1,16 @@
-"""Records of a run while it trains, and pictures of how it learned.
-
-`Timeline` follows the heads, `Snapshots` their maps.
-
-P points, L layers, H heads of a layer.
-"""
+"""Maps of a run while it trains, and the picture of how it learned."""
 
 import functools
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, fields, models
-from mha_haiku.lab import heads
-from mha_haiku.records.heads import ROLE, Column
+from mha_haiku.core import checks, fields
 from mha_haiku.showing import curves, saving
 from mha_haiku.subjects import computing, dossiers
 from mha_haiku.subjects.subject import Subject, check_task
@@ -31,83 +24,8 @@ from mha_haiku.training.runs import (
     metrics_log,
 )
 
-_EXAMPLES = 64
-_POSITIONS = 2**13  # of all examples
-_GRADIENT = heads.MEASURES["gradient"]
 
-
-class _Study(loop.Observer):
-    """A base class of observers that study a run while it trains."""
-
-    _start: Callable[[int], None]  # prepares looks, from a step on
-
-    def begin(
-        self,
-        folder: folders.Folder,
-        config: configuration.RunConfig,
-        task: tasks.Task,
-        step: int,
-    ) -> None:
-        model = folders.make_model(config.model, task)  # in this process only
-        name = folder.root.resolve().name
-        known: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
-        subject = Subject(model, None, name, progress=computing.silent, **known)
-        self._subject, self._folder = check_task(subject, "training"), folder
-        self._start(step)
-
-
-class Timeline(_Study):
-    """Appends to `timeline.jsonl` in a run's folder of heads.
-
-    A line has `step`, the `roles` of all heads, and `scores`: scores of roles by name,
-    and the `gradient` importance, as lists of L lists, with None where a layer has
-    fewer heads. With several kinds of heads `layers` has labels such as "cross 0".
-    """
-
-    def __init__(self, training: configuration.TrainingConfig):
-        super().__init__(training.timeline_every)
-
-    def _start(self, step: int) -> None:
-        """Opens the file and drops its lines of steps after `step`."""
-        path = self._folder.timeline
-        self._log = files.LineWriter(path, last_step=step)
-        lines = files.read_lines(path)
-        self._last = lines[-1]["step"] if lines else -1
-
-    def look(self, step: int, params: Any) -> None:
-        """Appends the line of a step, unless the file has that step already."""
-        if step > self._last:
-            self._log.append({"step": step, **self._line(params)})
-            self._last = step
-
-    def end(self) -> None:
-        """Closes the file."""
-        self._log.close()
-
-    def _line(self, params: Any) -> dict[str, Any]:
-        subject = self._subject
-        count = computing.batch_size(subject, _EXAMPLES, _POSITIONS)
-        batches = [computing.held_out(subject, range(count))]
-        roles = heads.roles(
-            subject.model,
-            params,
-            batches,
-            separators=computing.separators(subject),
-            align=subject.task.alignments,
-        )
-        of = heads.Measured(subject.model, heads.metrics.loss, params, batches)
-        scores = {x: y.mean for x, y in roles.numbers.items() if x in heads.SCORES}
-        scores["gradient"] = _GRADIENT.measure(of).mean
-        none = np.array(None)  # an object, as NaN is no JSON
-        lists = {x: np.where(np.isnan(y), none, y).tolist() for x, y in scores.items()}
-        line = {"roles": roles.names[ROLE].tolist(), "scores": lists}
-        layers = models.heads_of_layers(subject.config.model)
-        if any(layer.kind for layer in layers):
-            line = {"layers": [layer.label for layer in layers], **line}
-        return line
-
-
-class Snapshots(_Study):
+class Snapshots(loop.Observer):
     """Writes `attention/snapshots/<step>/maps.npz` at some of a run's reports.
 
     The `count` snapshots are spread evenly in the logarithm of the step, from the first
@@ -118,12 +36,22 @@ class Snapshots(_Study):
         super().__init__(training.report_every if count else 0)
         self._steps = spread(training.steps, training.report_every, count)
 
-    def _start(self, step: int) -> None:
+    def begin(
+        self,
+        folder: folders.Folder,
+        config: configuration.RunConfig,
+        task: tasks.Task,
+        step: int,
+    ) -> None:
         """Removes snapshots of steps after `step`, which will be taken again."""
-        snapshots = self._folder.snapshots
-        for each in dossiers.steps_of(snapshots):
+        model = folders.make_model(config.model, task)  # in this process only
+        name = folder.root.resolve().name
+        run: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
+        subject = Subject(model, None, name, progress=computing.silent, **run)
+        self._subject, self._folder = check_task(subject, "training"), folder.snapshots
+        for each in dossiers.steps_of(self._folder):
             if each > step:
-                shutil.rmtree(snapshots / str(each))
+                shutil.rmtree(self._folder / str(each))
 
     def wants(self, step: int) -> bool:
         """Checks whether `step` is one of the snapshots' steps."""
@@ -131,15 +59,15 @@ class Snapshots(_Study):
 
     def look(self, step: int, params: Any) -> None:
         """Writes the maps at a step, unless they are there."""
-        out = self._folder.snapshots / str(step)
-        if (out / "maps.npz").exists():
+        path = self._folder / str(step) / "maps.npz"
+        if path.exists():
             return
         maps = dumping.measured(  # on this process alone
             self._subject.replace(params=params, step=step),
             means=False,
             devices=jax.local_devices()[:1],
         )
-        maps.save(out / "maps.npz")
+        maps.save(path)
 
 
 def spread(last: int, every: int, count: int) -> tuple[int, ...]:
@@ -156,46 +84,6 @@ def spread(last: int, every: int, count: int) -> tuple[int, ...]:
     numbers = np.minimum(shifted, reports - count + 1) + places
     numbers[-1:] = reports  # also where there is one
     return tuple(np.minimum(numbers * every, last).tolist())
-
-
-class _Line(NamedTuple):
-    """A line of timeline.jsonl."""
-
-    step: int
-    scores: Mapping[str, tuple[tuple[float | None, ...], ...]]
-    roles: Any = None
-    layers: tuple[str, ...] = ()
-
-
-def timeline(path: Path) -> functools.partial | None:
-    """Draws a timeline.jsonl; returns None if it has no lines.
-
-    Its arguments are the steps `[P]`, and scores `[P, L, H]`, NaN where there is no
-    head.
-    """
-    if not (records := files.read_lines(path)):
-        return None
-    try:
-        lines: list[_Line] = [fields.decoded(_Line, x, "") for x in records]
-        shapes = {tuple((x, *map(len, y)) for x, y in z.scores.items()) for z in lines}
-        if len(shapes) > 1:
-            raise ValueError("all lines must have scores of the same heads.")
-    except ValueError as error:
-        raise checks.ConfigError(f"{path} cannot be used: {error}") from None
-    scores = {}
-    for name in lines[0].scores:
-        values = [line.scores[name] for line in lines]
-        label, unit = heads.SCORES.get(name, name), ""
-        if name == "gradient":
-            label, unit = _GRADIENT.label, _GRADIENT.unit or ""
-        scores[name] = Column(np.array(values, np.float64), unit, label)
-    return functools.partial(
-        curves.timeline,
-        np.array([line.step for line in lines]),
-        scores,
-        title=f"Heads of {path.resolve().parents[1].name} while they learn",
-        labels=lines[0].layers,
-    )
 
 
 def learning_curve(path: Path) -> functools.partial | None:
@@ -222,15 +110,10 @@ def learning_curve(path: Path) -> functools.partial | None:
 
 
 def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[Path]:
-    """Writes the pictures that a run has data for, in its folder.
-
-    These are `attention/learning_curve.png` and `heads/timeline.png`.
-    """
-    folder, written = folders.Folder(checks.as_path(workdir)), []
-    for path, picture in (
-        (folder.attention / "learning_curve.png", learning_curve(folder.metrics)),
-        (folder.heads / "timeline.png", timeline(folder.timeline)),
-    ):
-        if picture is not None:
-            written += saving.write_pictures(path, picture, formats)
-    return written
+    """Writes `attention/learning_curve.png` in a run's folder, if it has reports."""
+    folder = folders.Folder(checks.as_path(workdir))
+    picture = learning_curve(folder.metrics)
+    if picture is None:
+        return []
+    path = folder.attention / "learning_curve.png"
+    return saving.write_pictures(path, picture, formats)

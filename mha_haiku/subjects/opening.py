@@ -86,8 +86,8 @@ def train(
     """Trains a model, or resumes its run, and returns it as a subject.
 
     Next to what `runs.train` writes, the folder gets its attention maps, and the
-    snapshots, timeline that the config asks for; `show(workdir)` is their
-    page. After an interrupt there are no maps; the same call resumes.
+    snapshots that the config asks for; `show(workdir)` is their page. After an
+    interrupt there are no maps; the same call resumes.
 
     Args:
       what: A task, such as `tasks.from_arrays` returns; or a whole config. A task means
@@ -129,12 +129,8 @@ def train(
 def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> loop.Summary:
-    """Trains with every observer of the laboratory; otherwise as `runs.train`."""
-    training = config.training
-    watching = [
-        observers.Timeline(training),
-        observers.Snapshots(training, config.attention.snapshots),
-    ]
+    """Trains with the observer of the laboratory; otherwise as `runs.train`."""
+    watching = [observers.Snapshots(config.training, config.attention.snapshots)]
     return loop.train(config, workdir, observers=watching, **options)
 
 

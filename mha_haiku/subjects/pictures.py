@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import attention, checks, display, models
-from mha_haiku.lab import maps
+from mha_haiku.lab import maps, statistics, text_maps
 from mha_haiku.records import Layer, labels
 from mha_haiku.records.map_set import Dossier, MapSet
 from mha_haiku.showing import (
@@ -29,14 +29,13 @@ from mha_haiku.showing import (
 )
 from mha_haiku.subjects import computing, dossiers, edge_figures, observers  # noqa: F401
 from mha_haiku.subjects.subject import Subject, has_task
-from mha_haiku.subjects.verbs import dumping, prune_sweep
+from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 _LONGEST_TITLE = 80  # characters of a text
-_MOST_PANELS = 256
 
 
 def show(
@@ -44,8 +43,6 @@ def show(
     *,
     tokens: Any = None,
     key_tokens: Any = None,
-    images: Any = None,
-    heads: Sequence[int] | None = None,
     compare: Any = None,
     budget: int = views.BUDGET,
 ) -> shown.View:
@@ -59,22 +56,19 @@ def show(
       maps_or_run: An `AttentionMap`, a list of them (layers), a dict of them by path
         (as from `look`), or a model's output with its maps; a subject or one of its
         answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
-        roles, a mask, or a model's parameters.
+        roles, or a mask.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. For an
         encoder-decoder these are the tokens that the decoder reads.
       key_tokens: Text (or numbers) of the keys. Defaults to `tokens` if T is S. For an
         encoder-decoder these are the tokens of the source.
-      images: A picture for each key position, uint8 or floats from 0 to 1, `[S, h, w]`
-        or `[S, h, w, 3]`, or a list of N of these.
-      heads: Heads to show of each layer. Defaults to all.
       compare: Another object of the same kind and sizes, such as maps after training;
         or a dict of one such object by its name.
       budget: Maximum number of bytes.
 
     Raises:
       TypeError: If the object cannot be shown.
-      ValueError: If tokens or images do not fit the maps, maps in one view differ in
+      ValueError: If tokens do not fit the maps, maps in one view differ in
         size or are being traced, there are no heads, queries or keys, or the budget is
         below the size of an empty page.
 
@@ -86,12 +80,15 @@ def show(
       True
     """
     checks.positive_integer("budget", budget)
-    texts = {"tokens": tokens, "key_tokens": key_tokens, "images": images}
-    found = maps.text_maps(maps_or_run, **texts)
-    if found is not None:
-        whole = _of_maps(found, compare, **texts)
+    texts = {"tokens": tokens, "key_tokens": key_tokens}
+    found = text_maps.text_maps(maps_or_run, **texts)
+    if found is not None and compare is None:
+        one = maps.map_set(found)
+        whole = Dossier(_title(found, one), (one,))
+    elif found is not None:
+        whole = _compared(found, compare, **texts)
     elif not has_own(maps_or_run):
-        return shown.view(maps_or_run, **texts, heads=heads, compare=compare)
+        return shown.view(maps_or_run, **texts, compare=compare)
     else:
         for name, text in texts.items():
             if text is not None:
@@ -100,25 +97,19 @@ def show(
                     "show(run.maps(text), tokens=...) shows others."
                 )
         whole = dossier_of(maps_or_run, compare)
-    if heads is not None:
-        chosen = tuple(with_heads(each, heads) for each in whole.sets)
-        whole = whole._replace(sets=chosen)
     return views.of_dossier(whole, budget=budget)
 
 
-def _of_maps(found: maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
-    if compare is None:
-        one = maps.map_set(found)
-        return Dossier(_title(found, one), (one,))
+def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
     other_name, compare = named(compare)
-    other = maps.text_maps(compare, **texts)
+    other = text_maps.text_maps(compare, **texts)
     if other is None:
         raise TypeError(
             "compare must be attention maps, as what is shown, got "
             f"{type(compare).__name__}."
         )
-    ends = (list(maps.layers_of(x.maps).values())[-1] for x in (found, other))
-    maps.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
+    ends = (list(text_maps.layers_of(x.maps).values())[-1] for x in (found, other))
+    text_maps.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     if other.tokens is other.key_tokens is None:
         unknown = {name: getattr(found, name) for name in texts}
         other = dataclasses.replace(other, **unknown)
@@ -145,8 +136,7 @@ def _spelled(sides: Sequence[tuple]) -> str:
     return repr(labels.beginning(keys or queries, _LONGEST_TITLE))
 
 
-def _title(found: maps.TextMaps, shown_set: MapSet) -> str:
-    """Names the model and its first text, or the sizes if neither is known."""
+def _title(found: text_maps.TextMaps, shown_set: MapSet) -> str:
     tokens = shown_set.examples[0].keys.tokens
     text = labels.beginning(tokens, _LONGEST_TITLE)
     if len(shown_set.inputs) > 1 and text:
@@ -154,7 +144,7 @@ def _title(found: maps.TextMaps, shown_set: MapSet) -> str:
     name = found.name.rpartition("/")[2]  # of a repository or a folder
     if title := ": ".join(filter(None, (name, text))):
         return title
-    of_layers = maps.layers_of(found.maps)
+    of_layers = text_maps.layers_of(found.maps)
     first = next(iter(of_layers.values()))
     layers = f"{len(of_layers)} layers, " if len(of_layers) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
@@ -169,8 +159,6 @@ def plot(
     example: int = 0,
     tokens: Any = None,
     key_tokens: Any = None,
-    colors: str | None = None,
-    scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
@@ -182,8 +170,8 @@ def plot(
     Args:
       what: Attention maps, a `MapSet`, or a subject, a run or its folder, whose maps
         are of held-out examples, as in `show`; statistics, importance or roles; the
-        result of a verb (`subject.importance()`, ...); or the path of a run's file:
-        `metrics.jsonl`, `timeline.jsonl`, `pruning.csv` or `maps.npz`.
+        result of a verb (`subject.importance()`, ...); or the path of a run's
+        `metrics.jsonl` or `maps.npz`.
       head: Head of the maps, or a list of heads. Defaults to all, in a grid.
       layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
         an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
@@ -192,16 +180,13 @@ def plot(
       tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` for several
         examples.
       key_tokens: The text of each key. Defaults to `tokens` if T is S.
-      colors: Name of matplotlib's color map for maps.
-      scale: Color scale of maps: "linear", "root" or "log". The default
-        depends on the number of keys.
       size: Width and height in inches. The default depends on the content.
       title: Title of the figure. Defaults to a description of it.
 
     Raises:
       TypeError: If there is no figure of `what`.
-      ValueError: If there is no such head, layer, example, color map or scale, tokens
-        do not fit, or an argument does not apply to this figure.
+      ValueError: If there is no such head, layer or example, tokens do not fit,
+        or an argument does not apply to this figure.
       ModuleNotFoundError: If matplotlib is not installed.
 
     Example:
@@ -216,10 +201,10 @@ def plot(
         width, height = (checks.positive_number("size", x) for x in size)
         size = width, height
     texts = {"tokens": tokens, "key_tokens": key_tokens}
-    found = maps.text_maps(what, **texts)
+    found = text_maps.text_maps(what, **texts)
     with drawing.style():
         if found is not None:
-            of_layers = maps.layers_of(found.maps)
+            of_layers = text_maps.layers_of(found.maps)
             count = math.prod(list(of_layers.values())[-1].shape[:-3])
             checks.integer_in("example", example, 0, count - 1)
             chosen = _chosen_layers(list(of_layers), layer)
@@ -233,8 +218,7 @@ def plot(
             checks.integer_in("example", example, 0, len(whole.examples) - 1)
             whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
-            of_maps = dict(head=head, layer=layer, colors=colors, scale=scale)
-            of_maps |= {**texts, "example": example or None}
+            of_maps = dict(head=head, layer=layer, example=example or None, **texts)
             for name, value in of_maps.items():
                 if value is not None:
                     raise ValueError(
@@ -245,17 +229,8 @@ def plot(
             if size is not None:
                 figure.set_size_inches(size)
             return figure
-        if head is not None:
-            whole = with_heads(whole, head if np.ndim(head) else [head])
-        count = sum(len(each.heads) for each in whole.layers)
-        if count > _MOST_PANELS:
-            raise ValueError(
-                f"head and layer must choose at most {_MOST_PANELS} maps for a figure, "
-                f"got {count}."
-            )
-        return figures.of_example(
-            whole, colors=colors, scale=scale, size=size, title=title
-        )
+        names = None if head is None else _names_of(whole, head)
+        return figures.of_example(whole, heads=names, size=size, title=title)
 
 
 def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
@@ -289,7 +264,7 @@ def html(value: Any) -> str:
     if display.is_traced(value):
         return markup.preformatted(repr(value))
     try:
-        if isinstance(value, MapSet) or maps.text_maps(value) is not None:
+        if isinstance(value, MapSet) or text_maps.text_maps(value) is not None:
             return show(value).inline
         return shown.fragment(value)
     except ValueError as error:
@@ -358,17 +333,13 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
     return Dossier(f"{first.name} and {other.title}", both)
 
 
-def with_heads(found: MapSet, heads: Any) -> MapSet:
-    """Keeps some heads, by their names in the unpruned model."""
-    if not np.ndim(heads) or not len(heads):
-        raise ValueError(f"heads must be a list of heads, as [0, 2], got {heads!r}.")
-    known = sorted({name for layer in found.layers for name in layer.heads}, key=int)
-    wanted = [checks.choice("heads", str(head), known) for head in heads]
-    places = [
-        [layer.heads.index(name) for name in wanted if name in layer.heads]
-        for layer in found.layers
-    ]
-    return found.with_heads(places)
+def _names_of(whole: MapSet, head: int | Sequence[int]) -> list[str]:
+    """Lists the names of heads, which are their numbers in the unpruned model."""
+    wanted = np.ravel(head).tolist()
+    if not wanted:
+        raise ValueError("head must be a number or a list of them, got none.")
+    known = sorted({name for layer in whole.layers for name in layer.heads}, key=int)
+    return [checks.choice("head", str(each), known) for each in wanted]
 
 
 def named(value: Any) -> tuple[str, Any]:
@@ -383,13 +354,13 @@ def named(value: Any) -> tuple[str, Any]:
 
 
 @shown.fragment.register
-def _(statistics: attention.Statistics) -> markup.Html:
-    return shown.of_one_layer(maps.heads_of(statistics))
+def _(found: attention.Statistics) -> markup.Html:
+    return shown.of_one_layer(statistics.heads_of(found))
 
 
 @plotting.figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
-    found = maps.heads_of(what)
+    found = statistics.heads_of(what)
     return head_figures.picture(found, title=title or "Statistics of heads")
 
 
@@ -404,23 +375,18 @@ def _(run: folders.Run) -> markup.Html:
 
 @shown.fragment.register
 def _(subject: Subject) -> markup.Html:
-    """Describes a subject, with the sizes of its parameters by module."""
-    model, params = subject.model, subject.params
-    rows, note = [("model", model.description)], "subject.show(text) shows its maps."
-    if not has_task(subject):
-        count = sum(x.size for x in jax.tree.leaves(params))
-        rows.append(("parameters", f"{count:,}"))
-    else:
+    """Describes a subject."""
+    count = sum(x.size for x in jax.tree.leaves(subject.params))
+    rows = [("model", subject.model.description), ("parameters", f"{count:,}")]
+    note = "subject.show(text) shows its maps."
+    if has_task(subject):
         config = subject.config
         task = f"{config.task.name}, {subject.task.sequence_length} positions"
         step = f"{subject.step:,} of {config.training.steps:,}"
         rows = [("task", task), *rows, ("step", step)]
         rows.append(("precision", config.model.precision))
         note = "mh.show of it shows its maps on held-out examples."
-    parts = [markup.plain_table(rows)]
-    if model.config is not None:
-        parts.append(shown.of_parameters(params))
-    return markup.block(subject.name, *parts, note=note)
+    return markup.block(subject.name, markup.plain_table(rows), note=note)
 
 
 # --- As a figure
@@ -429,16 +395,8 @@ def _(subject: Subject) -> markup.Html:
 @plotting.figure_of.register(str | os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
-    name = checks.choice("what", path.name, [*_FILES, "maps.npz"])
-    picture = _FILES[name](path)
+    checks.choice("what", path.name, ["metrics.jsonl", "maps.npz"])
+    picture = observers.learning_curve(path)
     if picture is None:
         raise checks.ConfigError(f"{path} has no lines.")
     return plotting.drawn(picture, title)
-
-
-# The pictures of the files of a run, except its maps.
-_FILES = {
-    "metrics.jsonl": observers.learning_curve,
-    "timeline.jsonl": observers.timeline,
-    "pruning.csv": prune_sweep.picture,
-}

@@ -2,14 +2,10 @@
 
 import dataclasses
 
-import jax
 import numpy as np
 import pytest
 
-import mha_haiku as mh
 from mha_haiku import records
-from mha_haiku.lab import maps
-from mha_haiku.subjects import pictures
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -38,27 +34,6 @@ def test_roles_stand_in_full_and_numbers_are_named(drawn):
     opened.set_viewport_size({"width": 400, "height": 800})
     wide = opened.evaluate("document.documentElement.scrollWidth")
     assert wide <= 400
-
-
-@pytest.mark.slow
-def test_many_layers_stand_in_columns(drawn):
-    """Thirty layers of nine heads: in one column they would be 12 pixels wide."""
-    layers, heads = 30, 9
-    query, key = jax.random.normal(jax.random.key(0), (2, layers, 1, 6, heads, 4))
-    of_layers = [mh.attend(q, k, k)[1] for q, k in zip(query, key, strict=True)]
-    found = maps.map_set(maps.TextMaps(of_layers))
-    opened = drawn(pictures.dossier_of(found))
-    lines = opened.locator("#overview .layer")
-    first, second, below = (lines.nth(i).bounding_box() for i in (0, 15, 16))
-    assert second["x"] > first["x"] + first["width"]
-    assert second["y"] == pytest.approx(first["y"], abs=1) and below["y"] > second["y"]
-    assert opened.locator("#overview .head").first.bounding_box()["width"] > 20
-    box = opened.locator("#overview")
-    assert box.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
-    opened.set_viewport_size({"width": 400, "height": 700})  # now it scrolls down
-    opened.wait_for_timeout(500)
-    assert box.evaluate("(x) => x.scrollWidth - x.clientWidth") == 0
-    assert lines.nth(29).bounding_box()["y"] > lines.nth(28).bounding_box()["y"]
 
 
 @pytest.mark.slow
@@ -91,71 +66,6 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
 
 
 @pytest.mark.slow
-def test_numbers_in_which_a_head_is_like_others_are_folded_away(drawn):
-    values = np.zeros((L, H))
-    names = [f"number_{i}" for i in range(5)]
-    numbers = {x: records.Column(values.copy(), "nats", x) for x in names}
-    for i in (1, 4):
-        numbers[names[i]].mean[0, 0] = 1.0
-    own = dataclasses.replace(_maps(), columns=numbers)
-    opened = drawn(samples.show(own))
-    first = opened.locator(".standing-panel > table th").all_inner_texts()
-    assert first == ["number 1", "number 4", "number 0"]
-    others = opened.locator(".standing-panel details")
-    assert others.get_attribute("open") is None
-    assert others.locator("th").count() == 2
-
-
-@pytest.mark.slow
-def test_bars_of_small_heads_have_a_legend(drawn):
-    shown = samples.of_size(12, 30, 8)
-    (maps,) = shown.sets
-    numbers = np.random.default_rng(0).random((12, 30))
-    numbers = {"entropy": records.Column(numbers, "nats", "entropy")}
-    maps = dataclasses.replace(maps, columns=numbers)
-    opened = drawn(samples.show(maps), viewport={"width": 900, "height": 800})
-    assert opened.locator("#overview.small").count() == 1
-    said = "The bar below a head: its entropy in nats, as a share of the largest."
-    assert opened.inner_text("#legend") == said
-
-
-@pytest.mark.slow
-def test_orders_are_grouped_and_spelled_as_in_the_table(drawn):
-    opened = drawn(samples.show(_maps()))
-    groups = opened.locator("#order optgroup")
-    labels = [x.get_attribute("label") for x in groups.all()]
-    assert labels == ["largest first", "smallest first"]
-    names = ["role", "squared weights", "entropy"]
-    assert groups.first.locator("option").all_text_contents() == names
-    opened.select_option("#order", "-squared_weights")
-    assert opened.locator("#overview.ranked .head").count() == L * H
-    first = opened.locator("#overview .head").first
-    assert "squared weights 0" in first.text_content()
-
-
-@pytest.mark.slow
-def test_an_order_shows_its_first_heads_and_not_the_last_chosen_one(drawn):
-    maps = samples.of_size(20, 9, 6).sets[0]
-    number = records.Column(np.arange(180.0).reshape(20, 9), "nats", "count")
-    maps = dataclasses.replace(maps, columns={"count": number})
-    opened = drawn(samples.show(maps), viewport={"width": 900, "height": 600})
-    opened.select_option("#order", "count")  # layer 0, head 0 is the last
-    assert opened.locator("#overview").evaluate("x => x.scrollTop") == 0
-
-
-@pytest.mark.slow
-def test_one_head_has_no_order(drawn):
-    maps = _maps()
-    opened = drawn(samples.show(maps))
-    assert opened.locator("#rank").is_visible()
-    one = samples.of_size(1, 1, 6).sets[0]
-    mean = np.ones((1, 1))
-    one = dataclasses.replace(one, columns={"x": records.Column(mean, "nats", "x")})
-    opened = drawn(samples.show(one))
-    assert not opened.locator("#rank").is_visible()
-
-
-@pytest.mark.slow
 def test_earlier_steps_say_where_the_numbers_are(drawn):
     first = samples.maps(name="step 1", step=1)
     opened = drawn(samples.show(first, _maps("step 2", step=2)), address="#set=0")
@@ -177,27 +87,3 @@ def test_a_page_of_two_runs_opens_with_their_comparison(drawn):
     text = opened.inner_text("#detail")
     assert "one run" in text
     assert "another" in text
-
-
-@pytest.mark.slow
-def test_each_number_says_what_it_means(drawn):
-    values = np.random.default_rng(0).random((L, H))
-    numbers = {x: records.Column(values, "nats", f"what {x} means") for x in "abcde"}
-    opened = drawn(samples.show(dataclasses.replace(_maps(), columns=numbers)))
-    opened.locator("summary", has_text="how to read them").click()
-    told = opened.locator(".standing .meaning").all_inner_texts()
-    assert sorted(told) == [f"what {x} means" for x in "abcde"]
-
-
-@pytest.mark.slow
-def test_bars_without_words_have_a_legend(drawn):
-    shown = samples.show(_maps())
-    legend = "The bar below a head has the color of its role."
-    # Thumbnails have words here.
-    opened = drawn(shown)
-    assert opened.locator(".head .role").first.inner_text() == "previous token"
-    assert opened.locator("#legend").is_hidden()
-    # And none if they are smaller, whether they are small or tiny.
-    for width in (265, 215):
-        opened = drawn(shown, viewport={"width": width, "height": 800})
-        assert opened.locator("#legend").inner_text() == legend

@@ -171,28 +171,6 @@ def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viri
     assert (redder == (difference > 0))[far].all()
 
 
-@pytest.mark.slow
-def test_a_difference_of_different_texts_says_so_and_lacks_masked_cells(drawn):
-    first = samples.example("first")
-    opened = drawn(samples.show(samples.maps(first, first._replace(name="again"))))
-    opened.select_option("#compare", "example:1")
-    opened.select_option("#pair", "difference")
-    note = opened.locator("#compare-note")
-    assert note.inner_text() == ""
-    # Of another text, whose last query is padding.
-    hidden = np.arange(T)[:, None] * np.ones(S) == T - 1
-    second = samples.example("second", keys=samples.words(S, "x"), masked=hidden)
-    opened = drawn(samples.show(samples.maps(first, second)))
-    opened.select_option("#compare", "example:1")
-    opened.select_option("#pair", "difference")
-    opened.locator("svg.map").nth(1).wait_for(state="detached")
-    assert "tokens of the two differ" in opened.locator("#compare-note").inner_text()
-    opened.locator("#table-box summary").click()
-    rows = opened.locator("#table tbody tr")
-    cells = [rows.nth(t).locator("td").all_inner_texts() for t in range(T)]
-    assert cells[-1] == ["masked"] * S and "masked" not in cells[0]
-
-
 def _luminance(color: str) -> float:
     """The relative luminance of `rgb(...)` by the Web's contrast rules."""
     parts = np.array(re.findall(r"[\d.]+", color)[:3], float) / 255
@@ -224,23 +202,6 @@ def test_page_does_not_scroll_sideways(drawn, width):
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
     opened.select_option("#compare", "head:0.0")
     assert opened.evaluate("document.documentElement.scrollWidth") <= width
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("sizes", [(6, 12, 128), (32, 32, 16)])
-def test_overview_and_map_are_seen_whole(drawn, sizes):
-    opened = drawn(samples.of_size(*sizes))
-    for selector in ("#overview", "svg.map"):
-        box = opened.locator(selector).bounding_box()
-        assert box["x"] >= 0 and box["y"] >= 0
-        assert box["x"] + box["width"] <= 1400
-        assert box["y"] + box["height"] <= 900
-    heads = opened.locator(".head")
-    assert heads.count() == sizes[0] * sizes[1]
-    last = heads.last.bounding_box()
-    assert last["y"] + last["height"] <= 900 and last["x"] + last["width"] <= 1400
-    tops = {heads.nth(i).bounding_box()["y"] for i in range(sizes[1])}
-    assert len(tops) == 1  # a layer is one line
 
 
 def test_screen_readers_get_the_weights_as_a_table(drawn):

@@ -108,20 +108,6 @@ def test_head_has_its_numbers_with_errors_ranks_and_what_is_missing(drawn):
 
 
 @pytest.mark.slow
-def test_pictures_stand_at_positions(drawn):
-    one = samples.words(S, "d")
-    pixels = np.random.default_rng(0).integers(0, 256, (S, 4, 3, 3), np.uint8)
-    digits = samples.example(queries=one, keys=one)
-    opened = _open(drawn, "map", digits._replace(images=pixels))
-    pictures = opened.locator("svg.map image[image-rendering=pixelated]")
-    assert pictures.count() >= 2 * S
-    opened.click("#view-lines")
-    assert opened.locator(".lines-key image").count() == S
-    opened.click("#view-text")
-    assert opened.locator(".tokens img").count() == S
-
-
-@pytest.mark.slow
 def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(drawn):
     opened = drawn(samples.kinds())
     titles = opened.locator("#overview .kind").all_inner_texts()
@@ -156,25 +142,6 @@ def test_kinds_of_layers_have_their_own_axes_and_the_best_aligned_head_is_first(
     opened.get_by_role("button", name="decoder 1, head 0").click()
     assert "predicts" in readout.inner_text()
     assert opened.locator("#answer").is_visible()
-
-
-@pytest.mark.slow
-def test_frames_go_round_what_is_aligned(drawn):
-    opened = drawn(samples.kinds())
-    path = opened.locator("#stage svg.map path.aligned").last
-    lines = re.findall(r"M([\d.]+) ([\d.]+)([HV])([\d.]+)", path.get_attribute("d"))
-    # A column of three cells has eight sides, a cell four.
-    assert len(lines) == 8 + 4
-    opened.click("#view-lines")
-    assert opened.locator(".lines-legend").is_visible()
-    band = opened.locator(".lines-back path.aligned").get_attribute("d")
-    assert band.count("M") == 2 and band.count("Z") == 1
-    opened.get_by_role("button", name="decoder 0, head 0").click()
-    assert not opened.locator(".lines-legend").is_visible()
-    opened.click("#view-map")
-    opened.select_option("#order", "aligned")
-    first = opened.locator("#overview button.head .name").first
-    assert first.text_content() == "cross 1, head 2"
 
 
 def _of_words(**more):
@@ -239,49 +206,3 @@ def test_without_special_tokens_the_colors_follow_what_is_left(drawn, cells, vir
     said = opened.inner_text("#readout")
     assert said.startswith("query 3 “##ness” → key 1 “the”: ")
     assert abs(float(said.split(": ")[1]) - maps[1][2, 3, 1]) < 1e-3
-
-
-@pytest.mark.slow
-def test_thumbnails_that_nobody_has_seen_are_drawn_for_the_printer(drawn):
-    opened = drawn(samples.of_size(60, 2, 8), viewport={"width": 900, "height": 400})
-    drawn_heads = "[...document.querySelectorAll('.head')].filter(x => x.drawn).length"
-    assert opened.evaluate(drawn_heads) < 120
-    opened.evaluate("dispatchEvent(new Event('beforeprint'))")
-    assert opened.evaluate(drawn_heads) == 120
-
-
-@pytest.mark.slow
-def test_seconds_stand_along_pooled_maps_of_sounds(drawn):
-    times = tuple(f"{i / 50:.2f}s" for i in range(256))
-    axis = map_set.Axis(times, np.arange(33) * 8)
-    opened = drawn(samples.show(samples.maps(samples.example(queries=axis, keys=axis))))
-    labels = opened.locator("svg.map text").all_text_contents()
-    assert {"0.00s", "2.00s", "4.00s"} <= set(labels)
-    opened.locator("svg.map").focus()
-    opened.keyboard.press("Home")
-    assert "key 0–7 “0.00s–0.14s”" in opened.inner_text("#readout")
-
-
-@pytest.mark.slow
-def test_predictions_open_at_the_first_position(drawn):
-    count = 30
-    words = samples.words(count, "w")
-    likeliest = tuple(((f"answer {t}", 1.0),) for t in range(count))
-    answers = map_set.Answers(("",) * count, likeliest)
-    shown = samples.example(queries=words, keys=words)._replace(answers=answers)
-    opened = drawn(samples.show(samples.maps(shown)), address="#view=map")
-    scroll = opened.locator("[aria-label=Predictions]")
-    assert scroll.evaluate("x => x.scrollWidth > x.clientWidth && x.scrollLeft") == 0
-    # A chosen position is seen whole, and the first one next to the names too.
-    opened.locator("svg.map").focus()
-    opened.keyboard.press("ArrowUp")
-    chosen = scroll.locator("td.chosen-answer").first
-    assert chosen.inner_text() == "28"
-    box, cell = scroll.bounding_box(), chosen.bounding_box()
-    assert cell["x"] + cell["width"] <= box["x"] + box["width"] + 1
-    edge = scroll.locator("th").first.bounding_box()
-    edge = edge["x"] + edge["width"]
-    starts = [
-        x.bounding_box()["x"] for x in scroll.locator("tr").first.locator("td").all()
-    ]
-    assert min(abs(x - edge) for x in starts) <= 1.5

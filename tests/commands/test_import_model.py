@@ -143,7 +143,6 @@ def test_language_model_goes_through_every_script(
         ("rollout", "--text=The dog ran.", "--query=2"),
         ("head_statistics", "--examples=4"),
         ("prune_heads", "--keep=0.5", "--examples=4", f"--out={tmp_path / 'small'}"),
-        ("learn_gates", "--penalty=1e-3", "--steps=3", "--tuning_steps=2"),
     ]
     for script, *flags in scripts:
         assert _run(script, workdir, *flags) == 0, script

@@ -6,7 +6,7 @@ import pytest
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend
-from mha_haiku.lab import maps
+from mha_haiku.lab import maps, statistics, text_maps
 from tests.showing.small_maps import make_map
 
 B, T, S, H, G, K = 2, 83, 70, 4, 2, 3
@@ -60,18 +60,18 @@ def test_masks_that_differ_by_head_do_so_in_their_cells():
 
 def test_the_number_of_separators_says_which_tokens_it_counts():
     shares = {"chosen_positions": np.array([[0.25, 0.5]])}
-    found = maps.summary([shares], [range(2)])
+    found = statistics.summary([shares], [range(2)])
     assert list(found) == ["separators"]
     assert found["separators"].label == (
         "attention on special tokens after the first position, such as [SEP]"
     )
     # Of statistics whose positions the user chose, not known what they are.
-    assert list(maps.summary([shares], [range(2)], names={})) == [*shares]
+    assert list(statistics.summary([shares], [range(2)], names={})) == [*shares]
 
 
 @pytest.mark.parametrize("kind", ["full", "window", "padding"])
 @pytest.mark.parametrize("bins", [None, 3])
-def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
+def test_a_set_has_the_masked_cells_of_its_maps(kind, bins, monkeypatch):
     if bins is not None:
         monkeypatch.setattr(maps, "WHOLE", 4)
         monkeypatch.setattr(maps, "_BINS", bins)
@@ -81,9 +81,8 @@ def test_masked_cells_are_those_of_the_chosen_heads(kind, bins, monkeypatch):
         "padding": masks.padding(np.array([2, 4])),
     }[kind]
     attention_map = make_map(mask=mask)
-    whole = maps.map_set(maps.TextMaps(attention_map), has_numbers=False)
-    whole = whole.with_heads([[3, 1]])
+    whole = maps.map_set(text_maps.TextMaps(attention_map), has_numbers=False)
     expected = maps.masked_cells(attention_map, *((bins, bins) if bins else ()))
     for example, cells in zip(whole.examples, np.asarray(expected), strict=True):
-        cells = cells[[3, 1]] if len(cells) > 1 else cells[0]
+        cells = cells if len(cells) > 1 else cells[0]
         np.testing.assert_array_equal(example.masked[0], cells)

@@ -4,10 +4,7 @@ import functools
 
 import numpy as np
 
-from mha_haiku.records import Column
 from mha_haiku.showing import curves, drawing
-
-P, L, H = 5, 2, 3
 
 
 def _lines(axes):
@@ -25,29 +22,11 @@ def test_a_learning_curve_has_what_was_reported_and_the_baseline():
     training = lines["training, mean since the last report"]
     assert training.tolist() == [[0, 5, 10], [3, 2, 1]]
     assert lines["held-out"].tolist() == [[10], [1.5]]
-    baseline = lines["chance: the best without looking at the input"]
+    baseline = lines["baseline: chance"]
     assert baseline[1].tolist() == [2.5, 2.5]
     assert set(_lines(accuracy)) == {"training, mean since the last report"}
     draw = functools.partial(curves.learning, reports, title="a $title")
     assert drawing.content(draw).startswith(b"\x89PNG")
-
-
-def test_every_score_of_a_timeline_is_drawn_a_line_per_head():
-    values = np.random.default_rng(0).uniform(size=(P, L, H))
-    values[:, 0, 2] = np.nan
-    scores = {
-        "a_new_score": Column(values, "", "what it is"),
-        "gradient": Column(3 * values, "nats", "slope"),
-    }
-    sheet = curves.timeline(np.arange(P), scores, title="title")
-    drawn = [axes for axes in sheet.axes if axes.lines]
-    assert [axes.get_title("left") for axes in drawn] == ["what it is", "slope"]
-    assert [len(axes.lines) for axes in drawn] == [L * H - 1] * 2
-    assert drawn[0].get_ylim() == (-0.02, 1.02)
-    assert drawn[1].get_ylabel() == "nats" and drawn[1].get_ylim()[0] == 0
-    below = {"gradient": Column(values - 2, "nats", "slope")}
-    sheet = curves.timeline(np.arange(P), below, title="title")
-    assert sheet.axes[0].get_ylim()[0] == np.nanmin(values) - 2
 
 
 def test_a_pruning_curve_goes_down_to_the_right():

@@ -61,14 +61,6 @@ def test_ink_has_a_contrast_of_at_least_4_5_on_every_color(values):
         assert contrast[scale.ink(value)] >= 4.5
 
 
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.5, "0.50"), (0.0, "0.00"), (0.0012, "0.001"), (-0.25, "-0.25"), (123.4, "123")],
-)
-def test_numbers_in_cells_are_short(value, text):
-    assert drawing.number(value) == text
-
-
 def test_without_matplotlib_a_warning_says_what_installs_it(monkeypatch, caplog):
     assert drawing.is_possible()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)

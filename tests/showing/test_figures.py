@@ -22,13 +22,6 @@ def _sizes(saved):
     return [image.open(io.BytesIO(p)).size for _, p in figures.pictures(saved)]
 
 
-@pytest.mark.slow
-def test_a_picture_per_layer_wider_with_more_heads(load):
-    (narrow, low), (wide, high) = _sizes(load(heads=(1, 3)))
-    assert wide > narrow > 200
-    assert low == high > 200
-
-
 @pytest.fixture
 def drawn(monkeypatch):
     """Collects the figures of the pictures that are made."""
@@ -86,12 +79,6 @@ def test_rows_are_queries_and_columns_are_keys(load):
         np.testing.assert_array_equal(weights, own.astype("f4"))
 
 
-@pytest.mark.slow
-def test_padding_is_not_shown(load):
-    (panel, *_) = _panels(_figure(load(lengths=[3, 5]), 0))
-    assert panel.get_images()[0].get_array().shape == (3, 3)
-
-
 def test_positions_take_the_place_of_many_tokens(load):
     (panel, *_) = _panels(_figure(load(heads=(1,), length=70), 0))
     ticks = [label.get_text() for label in panel.get_xticklabels()]
@@ -132,15 +119,6 @@ def test_a_layer_without_heads_has_no_picture(load):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("num_heads", [1, 4, 5, 7, 12])
-def test_the_grid_holds_every_head(load, num_heads):
-    panels = _panels(_figure(load(heads=(num_heads,)), 0))
-    assert len(panels) == num_heads
-    titles = [axes.get_title() for axes in panels]
-    assert titles == [f"head {i}" for i in range(num_heads)]
-
-
-@pytest.mark.slow
 def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(load):
     saved = load(make_maps_of_kinds())
     names = [name for name, _ in figures.pictures(saved)]
@@ -159,12 +137,3 @@ def test_kinds_have_pictures_of_their_own_with_frames_where_rows_should_look(loa
     assert ((-0.5, 1.5), (-0.5, 2.5)) in ends and ((1.5, 1.5), (1.5, 2.5)) in ends
     assert ((0.5, 1.5), (0.5, 2.5)) not in ends
     assert len(ends) == 4 + 4 + 6
-
-
-def test_frames_of_pooled_maps_are_those_of_their_bins(load):
-    saved = load(make_maps_of_kinds(bins=2))
-    (panel, *_) = _panels(_figure(saved, 2))
-    rim, _ = panel.collections
-    middles = {tuple(each.mean(0).tolist()) for each in rim.get_segments()}
-    above, below = {(0.5, 0), (1.5, 0), (1, -0.5), (1, 0.5)}, {(-0.5, 1), (0.5, 1)}
-    assert middles == above | below | {(0, 0.5), (0, 1.5)}  # of cells (0, 1), (1, 0)

@@ -17,6 +17,12 @@ def _render(shown):
     return page.to_json(page.contents(shown))
 
 
+def _fitted(whole, budget):
+    """The largest cut that fits, and its rendering."""
+    pairs = ((shown, _render(shown)) for shown in fitting.cuts(whole, budget))
+    return next(pair for pair in pairs if len(pair[1]) <= budget)
+
+
 @pytest.fixture
 def large(rng):
     """A dossier of random maps with a mean."""
@@ -33,7 +39,7 @@ def large(rng):
 
 
 def test_what_fits_is_left_as_it_is(large):
-    shown, given = fitting.fitted(large, 10**7, _render)
+    shown, given = _fitted(large, 10**7)
     assert given == _render(shown)
     assert len(shown.sets[0].examples) == N + 1 and not shown.rounding
     assert page.contents(shown)["notes"][0].startswith("Pooled")
@@ -42,7 +48,7 @@ def test_what_fits_is_left_as_it_is(large):
 @pytest.mark.parametrize("share", [0.6, 0.3, 0.1, 0.03])
 def test_what_does_not_fit_is_made_to(large, share):
     budget = int(share * len(_render(large)))
-    shown, given = fitting.fitted(large, budget, _render)
+    shown, given = _fitted(large, budget)
     assert len(given) <= budget
     (maps,) = shown.sets
     assert maps.examples[-1].is_mean
@@ -55,8 +61,7 @@ def test_what_does_not_fit_is_made_to(large, share):
 def test_kinds_are_joined_along_their_own_axes(load):
     maps = load(make_maps_of_kinds())
     whole = map_set.Dossier("", (maps,))
-    cut = fitting.Cut(examples=1, join=2)
-    one = fitting.cut_to(whole, cut, 10**6).sets[0].examples[0]
+    one = fitting.cut(whole, 1, 2, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
     map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()
     for weights in one.weights:
@@ -72,7 +77,6 @@ def test_a_bin_of_a_difference_is_the_mean_of_its_queries(rng):
     example = map_set.Example("", queries, keys, (weights,))
     layers = (records.Layer("", tuple("012")),)
     whole = map_set.Dossier("", (map_set.MapSet("", layers, (example,)),))
-    cut = fitting.Cut(examples=1, join=2)
-    (joined,) = fitting.cut_to(whole, cut, 10**6).sets[0].examples[0].weights
+    (joined,) = fitting.cut(whole, 1, 2, 10**6).sets[0].examples[0].weights
     wanted = weights.reshape(H, 3, 2, 2, 2).sum((2, 4)) / np.array([[2], [2], [1]])
     np.testing.assert_allclose(joined, wanted, atol=1e-12)

@@ -47,32 +47,6 @@ def test_a_row_per_head_has_every_number_with_its_unit():
     assert "what a_new_one is, unit 1" in _heads(numbers).text()
 
 
-def test_ranks_are_shown_where_they_are_known():
-    ranks = np.arange(L * H * 2).reshape(L, H, 2)
-    numbers = {"ablation": _numbers()["entropy"]._replace(ranks=ranks)}
-    table = _table(numbers)
-    assert table.rows[4]["ablation rank"] == (8.0, 9.0)
-    assert table.csv().splitlines()[0].endswith("ablation_rank_low,ablation_rank_high")
-
-
-def test_roles_stand_behind_the_head():
-    roles = np.full((L, H), "induction", object)
-    roles[1, 0] = "anti_diagonal"
-    role = Column(np.full((L, H), np.nan), "", "", names=roles)
-    table = _table(_numbers() | {"role": role})
-    assert [x.name for x in table.columns[:3]] == ["layer", "head", "role"]
-    assert table.num_keys == 3
-    assert [row["role"] for row in table.rows] == roles.ravel().tolist()
-    assert "anti_diagonal" in table.csv()
-
-
-def test_heads_that_a_layer_lacks_have_no_row():
-    numbers = _numbers()
-    for each in numbers.values():
-        each.mean[0, 1:] = np.nan
-    assert len(_table(numbers).rows) == 1 + H
-
-
 def _sheet(numbers, layers=(0, 4), heads=range(H), title="title"):
     return head_figures.picture(_heads(numbers, layers, heads), title=title)
 
@@ -142,23 +116,3 @@ def test_one_example_has_neither_errors_nor_ranks(count):
     # The heads are still in order.
     heights = [x.get_height() for x in bars.patches]
     assert heights == sorted(column.mean.ravel(), reverse=True)
-
-
-@pytest.mark.parametrize(("shape", "step"), [((6, 8), 1), ((16, 16), 2)])
-def test_bars_of_many_heads_are_named(shape, step):
-    column = Column.of_examples(np.random.default_rng(0).random((2, *shape)), "", "")
-    found = _heads({"ablation": column}, range(shape[0]), range(shape[1]))
-    _, bars = head_figures.picture(found).axes[:2]
-    order = sorted(np.ndindex(*shape), key=lambda place: -column.mean[place])
-    told = dict(zip(bars.get_xticks(), bars.get_xticklabels(), strict=True))
-    assert list(told) == [*range(0, len(order), step)]
-    for i, label in told.items():
-        assert label.get_text() == "{}.{}".format(*order[i])
-
-
-@pytest.mark.parametrize("value", [0.0, -1.0])
-def test_numbers_that_are_all_alike_can_be_drawn(value):
-    column = Column(np.full((1, 2), value), "nats", "what x is")
-    ranked = column._replace(ranks=np.ones((1, 2, 2)))
-    for each in (column, ranked):
-        assert head_figures.picture(_heads({"x": each}, (0,), (0, 1)))

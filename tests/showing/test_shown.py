@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.lab import maps
+from mha_haiku.lab import text_maps
 from mha_haiku.showing import markup
 
 from .small_maps import H
@@ -68,17 +68,6 @@ def test_importance_has_its_errors_and_no_cell_where_there_is_no_head():
     assert titles == {"0.50 ± 0.50"}
 
 
-def test_roles_have_the_score_that_decides():
-    names = np.array([["induction", "mixed", ""]], object)
-    scores = np.array([[0.812, np.nan, np.nan]])
-    role = mh.heads.Column(scores, "score", "what decides the role", names=names)
-    roles = mh.heads.Heads.of("Roles", {"role": role})
-    cells = Cells(roles._repr_html_())
-    assert cells.texts("td") == ["induction 0.81", "mixed", ""]
-    assert cells.texts("th")[0] == "head"
-    assert "what decides the role" in roles._repr_html_()
-
-
 def test_a_mask_is_drawn_with_its_expression():
     mask = mh.masks.causal() & mh.masks.padding([3, 7])
     text = mask._repr_html_()
@@ -89,18 +78,6 @@ def test_a_mask_is_drawn_with_its_expression():
     jax.jit(lambda x: shown.append((mask & x)._repr_html_()))(mh.masks.padding([1, 2]))
     assert "padding(int32[2])" in shown[0] or "padding(int64[2])" in shown[0]
     assert "<img" not in shown[0]
-
-
-def test_parameters_have_their_sizes_by_module():
-    params = {"encoder/linear": {"w": np.ones((2, 3)), "b": np.ones(3, "f4")}}
-    text = mh.show(params).html
-    assert "9 parameters, 0.0 MB" in text
-    assert "w 2x3, b 3" in text and "float32, float64" in text
-
-
-def test_parameters_have_no_tokens():
-    with pytest.raises(ValueError, match="tokens must be None for dict"):
-        mh.show({"linear": {"w": np.ones((2, 3))}}, tokens="abc")
 
 
 def test_text_cannot_leave_its_element():
@@ -133,10 +110,10 @@ def test_arrays_of_signed_weights_are_shown_and_drawn():
     pytest.importorskip("matplotlib")
     weights = np.linspace(-0.5, 1, 18, dtype=np.float32).reshape(1, 2, 3, 3)
     view = mh.show(weights)
-    assert "rows sum to any amount" in repr(maps.text_maps(weights).maps)
+    assert "rows sum to any amount" in repr(text_maps.text_maps(weights).maps)
     assert "data:image/png" in view._repr_html_()
-    for scale in ("linear", "root", "log"):
-        image = mh.plot(weights, scale=scale).axes[0].images[0]
+    for arrays in (weights, np.repeat(weights, 12, -1)):  # on a root scale
+        image = mh.plot(arrays).axes[0].images[0]
         low, high = image.norm.vmin, image.norm.vmax
         assert low == -high and high >= 1
         assert image.norm(0.0) == pytest.approx(0.5)

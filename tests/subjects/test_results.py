@@ -71,23 +71,6 @@ def test_nothing_is_written_if_a_format_is_unknown(formats, tmp_path):
     assert not any(tmp_path.iterdir())
 
 
-@pytest.mark.slow
-def test_roles_are_written_as_they_are_drawn(four_letters, tmp_path):
-    found = four_letters.roles()
-    paths = found.save(tmp_path)
-    assert [path.name for path in paths] == [
-        "head_roles.csv",
-        "head_roles.png",
-        "head_roles.npz",
-    ]
-    lines = paths[0].read_text().splitlines()
-    assert "role" in lines[0] and len(lines) == 1 + 2
-    read = mh.heads.Heads.load(paths[2], written_by="")
-    assert read["role"].names.tolist() == found["role"].names.tolist()
-    texts = [x.get_text() for x in found.plot().axes[0].texts]
-    assert texts and all(x.split()[0] in found["role"].names for x in texts)
-
-
 _TEXTS = np.array([[0, 1, 2, 3, 0]]), np.array([[0, 1, 3, 3, 0]])
 _RESULTS = {
     "compositions": lambda x: answers.Compositions("k", np.ones((2, 2, 2, 2))),

@@ -512,13 +512,6 @@ def test_numbers_that_are_not_there_are_refused_by_name(llama, name):
 
 
 @pytest.mark.slow
-def test_a_position_may_count_from_the_end(llama):
-    count = len(llama.encode(TEXT))
-    found, wanted = (llama.why(TEXT, layer=1, head=2, query=x) for x in (-1, count - 1))
-    assert found.place == wanted.place == (1, 2, count - 1, found.place[-1])
-
-
-@pytest.mark.slow
 def test_inputs_without_a_tokenizer_are_arrays(foreign):
     bare = mh.wrap(_by_hand, foreign.params)
     assert bare.maps([1, 2, 3])[0].shape == (1, 2, 3, 3)
@@ -617,17 +610,6 @@ def test_windows_in_the_rows_of_a_batch_are_of_their_examples(ablation_value):
         ours, theirs = (each[name].per_example for each in (found, wanted))
         np.testing.assert_allclose(ours, theirs, 1e-4, 1e-5)
         assert np.ptp(theirs) > 0.1
-
-
-@pytest.mark.slow
-def test_places_in_windows_are_refused():
-    keys = iter(jax.random.split(jax.random.key(0), 4))
-    normal = lambda *shape: jax.random.normal(next(keys), shape)  # noqa: E731
-    x, params = normal(4, 6, 8), {name: normal(8, 2, 4) for name in "qkv"}
-    windowed = functools.partial(_windowed, is_folded=True)
-    with pytest.raises(ValueError, match="has windows of its inputs") as refusal:
-        mh.wrap(windowed, params, examples=[x]).strongest(0, 0, 3)
-    assert len(str(refusal.value).splitlines()) <= 2
 
 
 def test_one_text_at_a_time_has_no_other_to_resample(foreign):
@@ -740,23 +722,6 @@ def test_padding_that_a_mask_hides_counts_nowhere(foreign, name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["loss", "statistics"])
-def test_a_mask_that_a_function_names_is_given_to_it(foreign, name):
-    row = np.array([[3, 14, 5, 6, 11]])
-    padded = np.pad(row, [(0, 0), (0, 2)])
-    subject = mh.wrap(_causal, foreign.params)
-    alone = {"inputs": row, "attention_mask": np.ones_like(row)}
-    given = {"inputs": padded, "attention_mask": np.minimum(padded, 1)}
-    for x in (alone, given):
-        logits = _causal(foreign.params, x["inputs"], x["attention_mask"])
-        np.testing.assert_allclose(subject.logits(x), logits, 1e-4, 1e-5)
-    call = functools.partial(_WITH_MASK[name], subject)
-    np.testing.assert_allclose(call(given), call(alone), 1e-4, 1e-5)
-    examples = mh.wrap(_causal, foreign.params, examples=given).batches
-    assert not examples[0].weights[0, 4:].any() and examples[0].weights[0, :4].all()
-
-
-@pytest.mark.slow
 def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
     tokens = np.array([[3, 14, 5, 6]])
     labels = np.array([[-100, -100, 5, 7]])
@@ -837,16 +802,6 @@ def test_a_function_writes_at_least_one_token(foreign, tokens):
         ValueError, match="tokens after a prompt of 3 must be an integer"
     ):
         foreign.generate("abc", tokens=tokens)
-
-
-@pytest.mark.slow
-def test_examples_may_be_one_batch_or_none(foreign):
-    (batch,) = foreign.batches
-    (found,) = mh.wrap(_by_hand, foreign.params, examples=batch).batches
-    assert found is batch
-    empty = mh.wrap(_by_hand, foreign.params, _Letters(), examples=[])
-    ablated = empty.ablated((0, 1)).logits("hello")
-    np.testing.assert_array_equal(ablated, foreign.ablated((0, 1)).logits("hello"))
 
 
 @pytest.mark.slow

@@ -154,7 +154,6 @@ def compositions(subject: Subject, kind: str = "k") -> answered.Compositions:
 
 
 def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] | None):
-    """Makes the measured model and the corrupted batches, and the clean tokens."""
     texts = clean, corrupted
     batches = [conversion.batch_of(subject, text)[0] for text in texts]
     if len(batches[0].inputs) != len(batches[1].inputs):
@@ -187,7 +186,6 @@ def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] |
 def _answers(
     subject: Subject, batches: Sequence[tasks.Example], given: tuple[Any, Any] | None
 ):
-    """Finds the right and the wrong answer of each example, two arrays `[B]`."""
     if given is not None:
         chosen = [encoding.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]

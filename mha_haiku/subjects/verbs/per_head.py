@@ -13,6 +13,7 @@ import numpy as np
 from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads, maps
+from mha_haiku.lab import statistics as all_statistics
 from mha_haiku.lab.heads import alignment, running
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
@@ -95,7 +96,7 @@ def statistics(
         aligned.append([layer_seen.aligned(alignments) for layer_seen in of_layers])
     known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [part.names for part in parts]
-    numbers = maps.summary([each.numbers for each in known], columns)
+    numbers = all_statistics.summary([each.numbers for each in known], columns)
     what = _counted(len(known[0].numbers["entropy"]), own)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(f"In {what} every query is fully masked.")

@@ -3,20 +3,17 @@
 N examples, L layers, H heads of a layer.
 """
 
-import csv
 import dataclasses
 import functools
 import itertools
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab.heads import running
 from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
@@ -40,7 +37,6 @@ class Point(NamedTuple):
     examples_per_second: float
     speed_up: float  # measured seconds of the whole model over this one's
     ideal_speed_up: float  # operations of the whole model over this one's
-    name: str = ""  # of a model that is more than pruned
 
     @property
     def keep(self) -> pruned_models.Keep:
@@ -74,7 +70,6 @@ class Pruned(Result):
     def table(self) -> Table:
         """Makes a table with a row per model."""
         columns = [
-            *([Column("model")] if self.points[0].name else []),
             Column("heads", csv=("kept",)),
             *map(Column, self.points[0].kinds),
             *(
@@ -90,7 +85,6 @@ class Pruned(Result):
         ]
         rows = [
             {
-                "model": point.name,
                 "heads": point.kept,
                 **point.kinds,
                 **point.metrics,
@@ -128,8 +122,23 @@ class Pruned(Result):
     @property
     def picture(self) -> functools.partial:
         """Draws the curve of a sweep."""
-        curve = _curve(self.table().csv())
-        return functools.partial(curves.pruning, **curve, title=self.title)
+        points = self.points
+        metric = next(name for name in _METRICS if name in points[0].metrics)
+        metrics = {"this order": [x.metrics[metric] for x in points]}
+        if self.baseline:
+            metrics[f"order: {self.baseline_name}"] = list(self.baseline)
+        return functools.partial(
+            curves.pruning,
+            [x.kept for x in points],
+            metrics,
+            {
+                "measured": [x.speed_up for x in points],
+                "by operations": [x.ideal_speed_up for x in points],
+            },
+            {kind: [x.kinds[kind] for x in points] for kind in points[0].kinds},
+            metric_name=f"held-out {metric.replace('_', ' ')}",
+            title=self.title,
+        )
 
 
 @verb
@@ -179,13 +188,11 @@ def sweep(
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
+def points(subjects: Sequence[RunSubject]) -> list[Point]:
     """Measures metrics, size and speed of subjects, the whole one first."""
     whole = vectors = None
     result = []
-    for i, pruned in enumerate(
-        subjects[0].progress(subjects, name="pruned models", unit="model")
-    ):
+    for pruned in subjects[0].progress(subjects, name="pruned models", unit="model"):
         if whole is None:  # here, where the bar shows
             whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
         timed = _Timed(pruned)
@@ -198,7 +205,6 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
                 ideal_speed_up=whole.operations / timed.operations,
-                name=names[i] if names else "",
             )
         )
     return result
@@ -211,37 +217,6 @@ def _names(layers: Sequence[models.LayerHeads]) -> str:
         ";".join(" ".join(map(str, layer.names)) for layer in group)
         for _, group in by_kind
     )
-
-
-def picture(path: Path) -> functools.partial:
-    """Draws the curve in a pruning.csv that `sweep(...).save` wrote."""
-    text = checks.text_of(path, str(path))
-    try:
-        curve = _curve(text)
-    except (LookupError, StopIteration, TypeError, ValueError, csv.Error):
-        raise ConfigError(f"{path} is not a pruning curve.") from None
-    return functools.partial(curves.pruning, **curve, title="Heads kept")
-
-
-def _curve(text: str) -> dict[str, Any]:
-    """Reads what `curves.pruning` draws from the text of a pruning.csv."""
-    rows = list(csv.DictReader(text.splitlines()))
-    names = list(rows[0])
-    kinds = [name for name in names if name in models.KINDS]
-    metric = next(name for name in _METRICS if name in names)
-    baseline = [name for name in names if name in pruned_models.ORDERS]
-
-    def numbers(name: str) -> list[float]:
-        return [float(row[name]) for row in rows]
-
-    others = {f"order: {name}": numbers(name) for name in baseline}
-    return {
-        "kept": [int(row["kept"]) for row in rows],
-        "metrics": {"this order": numbers(metric)} | others,
-        "speed_ups": {"measured": numbers("faster"), "by operations": numbers("ideal")},
-        "kinds": {kind: [int(row[kind]) for row in rows] for kind in kinds},
-        "metric_name": f"held-out {metric.replace('_', ' ')}",
-    }
 
 
 class _Timed:
@@ -268,7 +243,6 @@ class _Timed:
 
 
 def _alternating(first: _Timed, second: _Timed) -> tuple[float, float]:
-    """Measures the median seconds of both."""
     # Measured alternately, so that a slower phase of the machine affects both alike.
     seconds: list[tuple[float, float]] = []
     end = time.perf_counter() + _TIMED_SECONDS

@@ -76,7 +76,6 @@ def prune(
 
 
 def _are_lists(keep: Any) -> bool:
-    """Checks whether heads to keep are listed, rather than their share."""
     if hasattr(keep, "ndim"):  # numbers of NumPy have it, too
         return keep.ndim > 0
     return isinstance(keep, Sequence) and not isinstance(keep, str)

@@ -11,7 +11,7 @@ from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import running
-from mha_haiku.lab.maps import TextMaps
+from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, refuse, verb
@@ -47,17 +47,18 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     else:
         found = running.run(*asked).maps
     tokens, keys = given.labels(subject, batch)
-    pictures = None
+    images: tuple = ()
     if not keys and len(found):
         last = list(found.values() if isinstance(found, Mapping) else found)[-1]
         if last.shape[0] == len(batch.inputs):
             row, pictures = given.places(subject, batch, last.shape[-1])
             keys = (row,) * len(batch.inputs) if row else ()
             tokens = tokens or keys
+            if pictures is not None:
+                images = tuple(np.round(255 * pictures).astype(np.uint8))
     keys = () if keys == tokens else keys
     cells = tuple(cells[::-1])
-    texts = tokens or None, keys or None, None if pictures is None else list(pictures)
-    return TextMaps(found, *texts, cells, subject.name)
+    return TextMaps(found, tokens or None, keys or None, images, cells, subject.name)
 
 
 @verb

@@ -24,6 +24,7 @@ _PARTS = fields.integer(1, 2**20)
 # others that mean the same as no such field.
 _IDLE = ("init_from", "devices.data", "training.tensorboard", "training.samples")
 _IDLE += ("training.non_finite", "training.max_skips", "model.rematerialize")
+_IDLE += ("training.timeline_every",)
 _NEUTRAL = {
     "training.seeds": 1,
     "model.embedding.image": None,
@@ -44,11 +45,6 @@ class TrainingConfig(Section, path="config.training"):
     evaluate_every: int = field(200, "steps between evaluations", _STEPS)
     evaluation_examples: int = field(1024, "held-out examples per evaluation", _COUNT)
     checkpoint_every: int = field(200, "steps between checkpoints", _STEPS)
-    timeline_every: int = field(
-        0,
-        "steps between measurements of heads for heads/timeline.png; 0 for none",
-        fields.integer(0, 2**31 - 1),
-    )
 
 
 class SavedMapsConfig(Section, path="config.attention"):

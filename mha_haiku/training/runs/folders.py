@@ -40,7 +40,6 @@ class Folder(NamedTuple):
     attention = _path("attention")
     snapshots = _path("attention/snapshots")
     heads = _path("heads")
-    timeline = _path("heads/timeline.jsonl")
     summary = _path("summary.json")
 
 

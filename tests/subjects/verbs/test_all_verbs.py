@@ -108,21 +108,6 @@ def test_a_verb_gives_what_the_edited_function_gives(
         jax.tree.map(same, found, before)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("given", [TEXT, [TEXT, "the cat", "a mat"]], ids=["one", "3"])
-@pytest.mark.parametrize("name", ["importance", "statistics"])
-def test_texts_are_measured_alike_whatever_the_number_of_devices(
-    whole, name, given, monkeypatch
-):
-    options = {"measures": "confidence"} if name == "importance" else {}
-    measured = lambda: getattr(whole, name)(examples=given, **options)  # noqa: E731
-    found = measured()
-    assert len(jax.devices()) == 4
-    monkeypatch.setattr(computing.jax, "devices", lambda: jax.local_devices()[:1])
-    for column, wanted in measured().numbers.items():
-        np.testing.assert_allclose(found[column].mean, wanted.mean, rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", REFUSING)
 def test_a_verb_of_parameters_refuses_edits_in_two_lines(edited, name, tmp_path):
     with pytest.raises(ValueError, match=f"{name} is not for .*, which has edits") as e:

@@ -11,16 +11,14 @@ import pytest
 from mha_haiku import attention
 from mha_haiku.core import arrays as array_files
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab.heads import running
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import MapSet
-from mha_haiku.showing import drawing
 from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumping
 from mha_haiku.training import evaluation, stepping
 from mha_haiku.training.runs import configuration, folders
-from tests import everyday, jaxprs, oracles
+from tests import jaxprs, oracles
 
 N, T, H = 2, 6, 2
 
@@ -92,23 +90,6 @@ def test_whole_maps_of_held_out_examples(trained, whole):
         found = likeliest[..., 1].astype(np.float64)
         np.testing.assert_allclose(found, shares[n], rtol=1e-5)
         assert each.masked[1].shape == (T, T) and not each.masked[1].any()
-
-
-@pytest.mark.slow
-def test_many_layers_are_dumped_as_they_run(trained, tmp_path, monkeypatch):
-    def dump(folder):
-        path = dumping.dump(Subject.of_folder(trained), heads=[1], out=folder)
-        return array_files.read_npz(path)
-
-    wanted = dump(tmp_path / "looped")
-    monkeypatch.setattr(running, "FEW_LAYERS", 1)
-    found = dump(tmp_path / "scanned")
-    assert found.keys() == wanted.keys()
-    for name, array in found.items():
-        if array.dtype.kind == "f":
-            np.testing.assert_allclose(array, wanted[name], rtol=1e-3, atol=1e-4)
-        elif name != "fields":  # which has probabilities
-            np.testing.assert_array_equal(array, wanted[name])
 
 
 @pytest.mark.slow
@@ -297,37 +278,14 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "own",
-    everyday.some(["4 0 1 1 2 3", [4, 0, 1, 1, 2, 3], "3 1"], 2),
-)
-@pytest.mark.parametrize("full_length", [256, 2])
-def test_a_page_is_made_of_what_a_user_gives(
-    trained, make_config, tmp_path, monkeypatch, own, full_length
-):
-    loaded = folders.load_run(trained)
-    config = make_config(attention__full_length=full_length, attention__pooled_size=3)
-    monkeypatch.setattr(
-        folders, "load_run", lambda *_, **__: loaded._replace(config=config)
-    )
-    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, own=own)
-    written = {each.name for each in dumping.write_report(path.parent)}
-    assert written == {"layer_00.png", "layer_01.png", "index.html"}
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"layers": [2]}, "layers must be an integer from 0 to 1, got 2"),
         ({"heads": [0, -1]}, "heads must be an integer from 0 to 1, got -1"),
         ({"examples": 0}, "examples must be an integer from 1 to 65536, got 0"),
         ({"examples": [-1]}, "indices must be .*got -1"),
-        ({"own": [0, 5]}, "tokens must be an integer from 0 to 4, got 5"),
-        ({"own": []}, "tokens must not be empty"),
-        (
-            {"own": [1] * 7},
-            "at most config.model.embedding.max_length 6 .*got 7",
-        ),
+        ({"own": [0, 5]}, "inputs must be .*got 5"),
+        ({"own": [1] * 7}, "positions for 6 tokens, got 7"),
         ({"own": "1 2 x 0 0 0"}, "got 'x'"),
         ({"own": [1], "examples": 2}, "examples must be None with own .*got 2"),
         ({"own": "1 2", "examples": [0]}, r"examples must be None .*got \[0\]"),
@@ -349,37 +307,6 @@ def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_missing_run_and_unusable_folder_are_refused(trained, tmp_path):
-    with pytest.raises(ConfigError, match="There is no run in"):
-        Subject.of_folder(tmp_path)
-    (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written"):
-        dumping.dump(Subject.of_folder(trained), out=tmp_path / "file")
-
-
-@pytest.mark.slow
-def test_own_text_has_a_folder_of_its_own(trained, whole):
-    before = whole.read_bytes()
-    own = dumping.dump(Subject.of_folder(trained), own="4 0 1")
-    assert own == trained / "attention" / "own_text" / "maps.npz"
-    assert [each.name for each in MapSet.load(own).examples] == ["own text"]
-    assert whole.read_bytes() == before
-
-
-@pytest.mark.slow
-def test_own_text_may_be_longer_than_the_training_with_a_warning(
-    make_config, tmp_path, monkeypatch, caplog
-):
-    loaded = long_run(make_config, 12)
-    subject = _bench(loaded)
-    path = dumping.dump(subject, own=[1] * 12, out=tmp_path)
-    assert not caplog.text
-    path = dumping.dump(subject, own=[1] * 15, out=tmp_path)
-    assert "15 tokens are more than the 12 of the model's training" in caplog.text
-    assert _weights(MapSet.load(path), 1).shape == (1, 1, 15, 15)
-
-
-@pytest.mark.slow
 def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
     for layers, formats, names in (
         ([0, 1], ["png"], {"layer_00.png", "layer_01.png"}),
@@ -395,14 +322,6 @@ def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_picture_that_is_a_folder_is_a_mistake(whole, tmp_path):
-    shutil.copy(whole, tmp_path)
-    (tmp_path / "layer_01.png").mkdir()
-    with pytest.raises(ConfigError, match=r"layer_01\.png cannot be written"):
-        dumping.write_report(tmp_path)
-
-
-@pytest.mark.slow
 def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
     path = shutil.copy(whole, tmp_path)
     (tmp_path / "index.html").write_text("before")
@@ -412,10 +331,3 @@ def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
     with pytest.raises(ConfigError, match="no array 'examples.0.weights.1'"):
         dumping.write_report(tmp_path)
     assert (tmp_path / "index.html").read_text() == "before"
-
-
-@pytest.mark.slow
-def test_without_matplotlib_the_page_alone_is_written(whole, tmp_path, monkeypatch):
-    shutil.copy(whole, tmp_path)
-    monkeypatch.setattr(drawing, "is_possible", lambda: False)
-    assert [x.name for x in dumping.write_report(tmp_path)] == ["index.html"]

@@ -9,7 +9,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, records
-from mha_haiku.lab import maps
+from mha_haiku.lab import maps, text_maps
 from mha_haiku.records import Layer, archive
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers
@@ -52,9 +52,9 @@ def test_equal_texts_tell_induction_and_images_do_not():
     query = np.ones((1, 8, 1, 4), np.float32)
     key = np.where(np.arange(8)[None, :, None, None] == 3, 20, 0) * query
     _, found = mh.attend(query, key, key)
-    images = np.zeros((8, 2, 2), np.uint8)
+    images = [np.zeros((8, 2, 2), np.uint8)]
     for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
-        shown = maps.map_set(maps.TextMaps([found], "aaaaaaaa", **options))
+        shown = maps.map_set(text_maps.TextMaps([found], "aaaaaaaa", **options))
         assert shown.columns["role"].names.tolist() == [[expected]]
     assert np.isnan(shown.columns["role"].mean).all()
 
@@ -67,7 +67,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
     _, found = mh.attend(query, key, key)
     for last, expected in (("[SEP]", "separator"), ("down", "mixed")):
         tokens = ["[CLS]", "the", "cat", "sat", last]
-        columns = maps.map_set(maps.TextMaps([found], tokens)).columns
+        columns = maps.map_set(text_maps.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]
         assert ("separators" in columns) == (expected == "separator")
 

@@ -12,10 +12,8 @@ import pytest
 
 from mha_haiku import heads, records, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab import maps
-from mha_haiku.lab.heads import running
+from mha_haiku.lab import statistics
 from mha_haiku.records import Layer
-from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import evaluation
@@ -88,18 +86,6 @@ def _oracle(loaded, count):
     return found, example
 
 
-def test_numbers_of_heads_are_written_as_one_npz_file(tmp_path):
-    layers = (Layer("layer 0", ("0", "1")),)
-    numbers = {"entropy": records.Column(np.array([[0.5, 1.0]]), "nats", "a label")}
-    found = records.Heads("two heads", layers, numbers, file_name="numbers")
-    assert found.save(tmp_path / "its.npz") == [tmp_path / "its.npz"]
-    loaded = records.Heads.load(tmp_path / "its.npz", written_by="a command")
-    np.testing.assert_array_equal(loaded["entropy"].mean, [[0.5, 1.0]])
-    assert [x.name for x in tmp_path.iterdir()] == ["its.npz"]
-    with pytest.raises(ValueError, match=r"one of \.csv, \.npz, .*\.png"):
-        found.save(tmp_path / "its.html")
-
-
 @pytest.mark.slow
 def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
     table = per_head.statistics(Subject.of_folder(untrained), examples=N)
@@ -132,17 +118,6 @@ def test_the_csv_holds_what_whole_matrices_say(untrained, tmp_path):
 
 
 @pytest.mark.slow
-def test_many_layers_are_measured_as_they_run(untrained, monkeypatch):
-    wanted = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
-    monkeypatch.setattr(running, "FEW_LAYERS", 1)
-    assert computing.compact(Subject.of_folder(untrained)).config.model.scan_layers
-    found = per_head.statistics(Subject.of_folder(untrained), examples=N).numbers
-    assert found.keys() == wanted.keys()
-    for name, numbers in found.items():
-        np.testing.assert_allclose(numbers.mean, wanted[name].mean, rtol=1e-5)
-
-
-@pytest.mark.slow
 def test_padding_and_empty_examples_do_not_count(of_task):
     loaded = of_task(Padded())
     table = per_head.statistics(Subject.of_folder("anywhere"), examples=40)
@@ -158,24 +133,12 @@ def test_padding_and_empty_examples_do_not_count(of_task):
             np.testing.assert_allclose(found, error, 1e-3, 1e-5, err_msg=name)
 
 
-@pytest.mark.slow
-def test_one_example_has_no_standard_error(of_task, tmp_path):
-    of_task(Features())
-    table = per_head.statistics(Subject.of_folder("anywhere"), examples=1, layers=[1])
-    assert all(np.isnan(x.standard_error).all() for x in table.numbers.values())
-    path, *_ = table.save(tmp_path)
-    with path.open(newline="") as file:
-        first = next(csv.DictReader(file))
-    assert first["layer"] == "1"
-    assert first["entropy_standard_error"] == ""
-
-
 def test_layers_may_have_different_numbers_of_heads():
     of_layers = [
         {"entropy": np.array([[1.0, 2.0, 3.0], [3.0, 2.0, np.nan]])},
         {"entropy": np.array([[5.0], [6.0]])},
     ]
-    numbers = maps.summary(of_layers, [range(3), range(1)])
+    numbers = statistics.summary(of_layers, [range(3), range(1)])
     mean, error, nothing = (
         numbers["entropy"].mean,
         numbers["entropy"].standard_error,

@@ -3,7 +3,6 @@
 import csv
 import shutil
 
-import jax
 import numpy as np
 import pytest
 
@@ -14,8 +13,7 @@ from mha_haiku.showing import drawing
 from mha_haiku.subjects import computing, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
-from mha_haiku.training import evaluation
-from mha_haiku.training.runs import files, folders, loop
+from mha_haiku.training.runs import files
 
 
 @pytest.mark.slow
@@ -85,40 +83,6 @@ def test_a_measure_is_one_function_that_everything_finds(
     assert picture.read_bytes() != drawing.content(other.plot)
 
 
-@pytest.mark.slow
-def test_batches_are_the_held_out_examples_in_turn(trained, task, monkeypatch):
-    subject = Subject.of_folder(trained())
-    subject = subject.replace(task=task)
-    size = computing.batch_size(subject, 5, 13)
-    batches, run = computing.Batches(subject, 5, size, ""), subject
-    found = list(batches)
-    assert len(batches) == len(list(batches)) == 3
-    assert [len(each.inputs) for each in found] == [2, 2, 2]
-    data = run.task.held_out_data
-    wanted = evaluation.held_out_batch(run.task, run.config.seed, data, np.arange(6))
-    for name in ("inputs", "targets"):
-        each = np.concatenate([getattr(batch, name) for batch in found])
-        np.testing.assert_array_equal(each, getattr(wanted, name))
-
-
-@pytest.mark.slow
-def test_ablated_heads_pass_on_what_is_asked_for(trained):
-    folder = trained()
-    subject = Subject.of_folder(folder)
-    run, of = subject, subject.measured(4)
-    mean = heads.ablation_values.mean(run.model, run.params, of.batches)
-    wanted = heads.ablation(of, ablation_value=mean).mean
-    options = {"examples": 4, "measures": ["ablation"]}
-    found = per_head.importance(
-        Subject.of_folder(folder), ablation_value="mean", **options
-    )
-    np.testing.assert_allclose(found["ablation"].mean, wanted, atol=1e-6)
-    assert (
-        computing.ablation_value(subject, "resample", 4)
-        is heads.ablation_values.resample
-    )
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -146,61 +110,12 @@ def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained
 
 
 @pytest.mark.slow
-def test_heads_are_followed_in_time_across_a_resume(make_config, tmp_path):
-    config = make_config(training__timeline_every=10, training__steps=20)
-    options = {
-        "devices": jax.local_devices()[:1],
-        "observers": [observers.Timeline(config.training)],
-    }
-    loop.train(config, tmp_path, **options)
-    path = folders.Folder(tmp_path).timeline
-    first = files.read_lines(path)
-    assert [line["step"] for line in first] == [0, 10, 20]
-    # What a killed run wrote after its checkpoint is written again.
-    with files.LineWriter(path) as log:
-        log.append({**first[-1], "step": 23})
-    with path.open("a") as file:
-        file.write('{"step": 2')
-    config = config.replace(training=dict(steps=30))
-    loop.train(config, tmp_path, override_config=True, **options)
-    lines = files.read_lines(path)
-    assert [line["step"] for line in lines] == [0, 10, 20, 30]
-    assert lines[:3] == first
-    steps, scores = observers.timeline(path).args
-    assert steps.tolist() == [0, 10, 20, 30]
-    lacking = {"separator", "aligned", "monotonic"}
-    assert set(scores) == set(heads.SCORES) - lacking | {"gradient"}
-    assert "layers" not in lines[0]
-    assert scores["gradient"].mean.shape == (4, 2, 2)
-    assert scores["own_position"].mean.max() <= 1
-    assert np.isfinite(scores["relative_entropy"].mean).all()
-    names = [path.relative_to(tmp_path).as_posix() for path in observers.draw(tmp_path)]
-    assert names == ["attention/learning_curve.png", "heads/timeline.png"]
-    steps = mh.plot(tmp_path / "heads" / "timeline.jsonl").axes[0].lines[0].get_xdata()
-    np.testing.assert_array_equal(steps, [x["step"] for x in lines])
+def test_the_learning_curve_of_a_run_is_drawn(trained, tmp_path):
+    folder = shutil.copytree(trained(), tmp_path / "run")
+    (path,) = observers.draw(folder)
+    assert path == folder / "attention" / "learning_curve.png"
+    loss = mh.plot(folder / "metrics.jsonl").axes[0].lines[0]
+    reports = files.read_lines(folder / "metrics.jsonl")
+    steps = [x["step"] for x in reports if "loss" in x]
+    np.testing.assert_array_equal(loss.get_xdata(), steps)
     assert observers.draw(tmp_path / "nowhere") == []
-
-
-_LINE = {"step": 1, "scores": {"previous": [[0.5, None], [0.25, 1]]}, "roles": []}
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"scores": 3}, "scores must be a mapping"),
-        ({"scores": {"previous": [0.5]}}, "scores.previous.0 must be a list"),
-        ({"scores": {"previous": [["a"]]}}, "scores.previous.0.0 must be a number"),
-        ({"scores": {"previous": [[0.5], [0.5, 1]]}}, "scores of the same heads"),
-        ({"scores": {}}, "scores of the same heads"),
-        ({"layers": "cross"}, "layers must be a list"),
-        ({"more": 1}, "a field of the file must be one of"),
-    ],
-)
-def test_a_timeline_of_other_types_is_refused(tmp_path, change, message):
-    with files.LineWriter(tmp_path / "timeline.jsonl") as log:
-        log.append(_LINE)
-        log.append(_LINE | change)
-    with pytest.raises(
-        ConfigError, match=f"timeline.jsonl cannot be used: .*{message}"
-    ):
-        observers.timeline(tmp_path / "timeline.jsonl")

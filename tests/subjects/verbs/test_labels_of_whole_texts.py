@@ -3,17 +3,14 @@
 from typing import ClassVar
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from mha_haiku import subjects, tasks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab.heads import metrics
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import dumping
-from mha_haiku.training import losses
 from mha_haiku.training.runs import configuration
 from tests import tiny_runs
 
@@ -35,25 +32,6 @@ class Sized(tiny_runs.Shifted):
 
     def class_label(self, c):
         return ("small", "medium", "large")[c]
-
-
-@pytest.mark.slow
-def test_loss_and_metrics_are_those_of_one_target_an_example():
-    generator = np.random.default_rng(0)
-    logits, targets = generator.normal(size=(B, C)), np.array([2, 0], np.int32)
-    shares = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
-    each = -np.log(shares[np.arange(B), targets])
-    right = logits.argmax(-1) == targets
-    example = tasks.Example(np.zeros((B, T), int), targets, np.array([1.0, 0.0]), None)
-    sums = losses.sums(logits, targets, example.weights, right, counts_exact=True)
-    found = [float(x) for x in sums]
-    np.testing.assert_allclose(found, [each[0], right[0], 1, right[0], 1], rtol=1e-6)
-    np.testing.assert_allclose(
-        metrics.loss(jnp.asarray(logits), example), each * [1, 0], rtol=1e-5
-    )
-    np.testing.assert_array_equal(
-        metrics.mistakes()(jnp.asarray(logits), example), ~right * np.array([1, 0])
-    )
 
 
 @pytest.mark.parametrize(

@@ -148,7 +148,7 @@ def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
         np.testing.assert_array_equal(one.weights[0], other.weights[4])
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
         dumping.dump(subject, layers=["cross.2"], **options)
-    with pytest.raises(ConfigError, match="mha_haiku generate --source="):
+    with pytest.raises(ConfigError, match="inputs must be a batch of examples"):
         own = "1 2 3"
         dumping.dump(subject, own=own, **options)
 

@@ -186,20 +186,6 @@ def test_heads_go_as_long_as_the_accuracy_allows(ordered, trained):
     assert [point["accuracy"] for point in found.points] == [0.75, 0.75]  # 4 and 3
 
 
-def test_the_accuracy_that_is_reported_falls_no_more_than_allowed(
-    ordered, trained, monkeypatch
-):
-    """Ablation may see less of a fall, where examples differ in their targets."""
-    monkeypatch.setattr(
-        pruned_models,
-        "ablated_in_order",
-        lambda subject, order, counts: [0.75] * len(counts),
-    )
-    folder = trained()
-    for drop, kept in [(1.0, 0), (0.375, 1), (0.0, 1)]:
-        assert sum(map(len, _kept({"metric_drop": drop}, folder))) == kept
-
-
 def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
     ordered, trained
 ):
@@ -207,20 +193,6 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
     assert _kept({"keep": 0.4}, folder) == [[0], [1]]
     assert _kept({"keep": 0.0}, folder) == [[], []]
     assert _kept({"keep": 0.75}, folder) == [[0], [0, 1]]
-
-
-@pytest.mark.slow
-def test_a_share_of_heads_may_be_a_number_of_numpy(ordered, trained):
-    folder = trained()
-    for keep, metric_drop in ((0.5, 0.375), (1, 1.0)):
-        wanted = _kept({"keep": keep}, folder)
-        for number in (np.float32, np.float64, np.int64 if keep == 1 else np.float16):
-            assert _kept({"keep": number(keep)}, folder) == wanted
-        drop = np.float32(metric_drop)
-        wanted = _kept({"metric_drop": metric_drop}, folder)
-        assert _kept({"metric_drop": drop}, folder) == wanted
-    is_kept = np.array([[True, False], [False, True]])
-    assert _kept({"keep": is_kept}, folder) == [[0], [1]]
 
 
 @pytest.mark.parametrize(

@@ -241,7 +241,7 @@ def test_a_folder_with_files_of_others_is_refused_before_the_work(
 @pytest.mark.parametrize(
     "name",
     [
-        *("metrics.jsonl", "attention", "heads/timeline", "checkpoints/30/x"),
+        *("metrics.jsonl", "attention", "heads", "checkpoints/30/x"),
         *("config.json", "summary.json"),
     ],
 )
