@@ -64,6 +64,7 @@ KINDS = [
         left_out="tests/scripts/benchmarks/test_quick_runs.py",
     ),
     Kind(r"scripts/benchmarks/(decoding|lab)\.py", left_out="needs .[bench,parity]"),
+    Kind(r"scripts/benchmarks/long_context\.py", left_out="needs .[bench,parity]"),
     Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
     Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(
@@ -71,7 +72,6 @@ KINDS = [
         left_out="needs .[models]; tests/commands/test_import_model.py",
     ),
     Kind("--help"),
-    Kind("timeline_every=", "--config.training.timeline_every=4"),
     Kind(r"scripts/train|experiments\.train"),
     Kind("experiments.dump_attention"),
     Kind("experiments.generate", "--tokens=8"),

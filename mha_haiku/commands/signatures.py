@@ -189,8 +189,8 @@ def _list_of(read: Callable[[str], Any]) -> Callable[[str], list]:
     return lambda text: [read(word.strip()) for word in text.split(",") if text]
 
 
-_TRUTH = dict.fromkeys(("true", "t", "1"), True)
-_TRUTH |= dict.fromkeys(("false", "f", "0"), False)
+_TRUTH: dict[str, bool] = {"true": True, "t": True, "1": True}
+_TRUTH |= {"false": False, "f": False, "0": False}
 _READERS: dict[Any, Callable[[str], Any]] = {
     bool: lambda text: _TRUTH[text.lower()],
     int: _integer,

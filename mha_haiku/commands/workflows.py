@@ -84,11 +84,11 @@ def import_model(
       path: UTF-8 file, or folder of files, with the text of the examples; default:
         Python's documentation.
     """
-    progress.say(f"importing {source}")
+    progress.say("importing")
     made = imported_runs.write(
         source, workdir, sequence_length=sequence_length, path=path
     )
-    most = made.config.model.embedding.max_length
+    most = imported_runs.most_positions(made.config)
     print(f"{made}\n{made.task.sequence_length} of at most {most} positions")
     print(f"Run: {workdir}")
 

@@ -15,7 +15,7 @@ import jax
 import numpy as np
 
 from mha_haiku import interop
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, folders
@@ -88,6 +88,18 @@ def in_memory(
     assert imported.tokenizer is not None  # or `_task_name` has refused the model
     task = configuration.make_task(config, tasks.Kept(imported.tokenizer.to_json()))
     return folders.Run(config, task, imported.model, imported.params, 0)
+
+
+def is_imported(config: configuration.RunConfig) -> bool:
+    """Checks whether a run's config is of a pretrained model."""
+    return getattr(config.data, "tokenizer", None) == _TOKENIZER
+
+
+def most_positions(config: configuration.RunConfig) -> int | None:
+    """Finds the number of positions of a run's model, or None if unlimited."""
+    if is_imported(config):
+        return config.model.embedding.max_length
+    return models.max_length(config.model)
 
 
 def _task_name(imported: interop.Imported, source: str | os.PathLike) -> str:

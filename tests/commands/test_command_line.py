@@ -175,7 +175,8 @@ def test_a_path_that_is_none_is_a_mistake_in_every_command(name, value, capsys):
         arguments = [f"--{x}={y}" for x, y in given.items()]
         assert commands.run([name, *arguments]) == 2
         out, told = capsys.readouterr()
-        assert out == "" and len(told.splitlines()) <= 2
+        lines = [x for x in told.splitlines() if not x.endswith("...")]
+        assert out == "" and len(lines) <= 2
         assert max(map(len, told.split())) <= 90
 
 

@@ -8,7 +8,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -118,10 +118,13 @@ class RowMask(masks.Mask):
     leaves: Any
     unseen: Bool[Array, "*B H S"]
     of_rows: OfRows = tiles.static()
-    block: ClassVar[int] = 32
 
     def __repr__(self) -> str:
         return "computed row by row"
+
+    @property
+    def block(self) -> int:
+        return 32
 
     def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         found = self.of_rows(self.leaves, tiles.as_array(rows))
@@ -200,8 +203,10 @@ class RowFold:
         key = jnp.zeros((*batch, num_keys, 1, 1), dtype)
 
         def of_block(at: Array, is_new: Array) -> Sums:
-            found = weights.of_rows(weights.leaves, at + origin.query)
-            here, seen = (tiles.take(x, columns, -1) for x in _weights_and_mask(found))
+            rows = at + origin.query
+            here = weights.aligned_tile(rows, columns)
+            seen = factors.weighting.mask.aligned_tile(rows, columns)
+            seen = jnp.broadcast_to(tiles.lifted(seen, here.ndim), here.shape)
             log_sum = jax.tree.map(lambda x: jnp.take(x, at, -1), factors.log_sum)
             logsumexp = jnp.where(is_new, log_sum.logsumexp, -jnp.inf)
             part = Factors(

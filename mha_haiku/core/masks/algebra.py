@@ -11,7 +11,7 @@ import abc
 import dataclasses
 import types
 from collections.abc import Callable
-from typing import Any, ClassVar, Self
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -69,12 +69,15 @@ class Mask(tiles.Part, abc.ABC):
              [1, 1, 0]])
     """
 
-    block: ClassVar[int] = 1024  # queries per block when a whole mask is evaluated
-
     _repr_html_ = display.html
 
     def __repr__(self):
         return display.record(self)
+
+    @property
+    def block(self) -> int:
+        """The number of queries per block when a whole mask is evaluated."""
+        return 1024
 
     def __and__(self, other: "Mask") -> "Mask":
         return _combine(Intersection, self, other)
@@ -281,6 +284,10 @@ class Full(Mask):
 
 class _Compound(Mask):
     """A mask made of other masks, which answer all but its tiles and ranges."""
+
+    @property
+    def block(self) -> int:
+        return min(part.block for part in self._parts().values())
 
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]

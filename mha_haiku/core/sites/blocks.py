@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from mha_haiku.core.sites import jaxprs, regions, traced
+from mha_haiku.core.sites import components, jaxprs, regions, traced
 
 _NUMBER = 4  # bytes
 
@@ -60,20 +60,23 @@ def of_numbers(limit: int) -> Callable[[Callable], Callable]:
     return transform
 
 
-def call(closed: core.ClosedJaxpr, arguments: Sequence, limit: int) -> list:
-    """Runs a program, in blocks where it has values of more than `limit` numbers."""
-    if not regions.has_seeds(closed, limit) or closed.effects:
+def call(
+    closed: core.ClosedJaxpr, arguments: Sequence, limit: int, *, always: bool = False
+) -> list:
+    """Runs a program, in blocks where it has values of more than `limit` numbers.
+
+    With `always` it is a call also if no such value is seen: a function may only run
+    when it is transposed.
+    """
+    if closed.effects or not (always or components.has_seeds(closed, limit)):
         return jaxprs.bound(closed, arguments)
     # Constants may be values of an enclosing trace, and so become arguments.
     jaxpr = closed.jaxpr
-    debug = jaxpr.debug_info
-    if hasattr(debug, "with_unknown_names"):
-        debug = debug.with_unknown_names()
-    invars = [*jaxpr.constvars, *jaxpr.invars]
     eqns = [_with_blocks_inside(eqn, limit) for eqn in jaxpr.eqns]
-    whole = core.Jaxpr((), invars, jaxpr.outvars, eqns, jaxpr.effects, debug_info=debug)
+    inputs = *jaxpr.constvars, *jaxpr.invars
+    whole = jaxprs.part(jaxpr, inputs, jaxpr.outvars, eqns)
     arguments = [jnp.asarray(x) for x in (*closed.consts, *arguments)]
-    return blockwise_p.bind(*arguments, jaxpr=core.ClosedJaxpr(whole, ()), limit=limit)
+    return blockwise_p.bind(*arguments, jaxpr=whole, limit=limit)
 
 
 def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
@@ -91,7 +94,7 @@ def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
             return value
         is_closed = isinstance(value, core.ClosedJaxpr)
         closed = value if is_closed else core.ClosedJaxpr(value, ())
-        if not regions.has_seeds(closed, limit):
+        if not components.has_seeds(closed, limit):
             return value
         if is_call:
             eqns = [_with_blocks_inside(x, limit) for x in closed.jaxpr.eqns]
@@ -134,8 +137,9 @@ batching.primitive_batchers[blockwise_p] = _batched
 def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -> tuple:
     """Splits a derivative into a program of the inputs and a linear one of tangents.
 
-    The first returns the results and what the second needs apart from the tangents of
-    `varied` inputs. Also returns which results have tangents.
+    The first returns the results and what the second needs before the tangents of
+    `varied` inputs, apart from inputs, whose numbers are returned, too. The last is
+    which results have tangents.
     """
     function, trees = core.jaxpr_as_fun(jaxpr), []
 
@@ -155,7 +159,7 @@ def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -
 
     whole = jax.make_jaxpr(forward)(*jaxpr.in_avals)
     count = len(jaxpr.out_avals)
-    first, again = regions.without_large_results(whole, count, limit)
+    first, sources, places, again = regions.without_large_results(whole, count, limit)
     are_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jaxpr.out_avals]
 
     def linear(residuals: Sequence, tangents: Sequence) -> list:
@@ -163,8 +167,8 @@ def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -
         return [*itertools.compress(outputs, are_float)]
 
     tangents = [*itertools.compress(jaxpr.in_avals, varied)]
-    second = jax.make_jaxpr(linear)(first.out_avals[count:], tangents)
-    return first, second, are_float
+    second = jax.make_jaxpr(linear)(sources, tangents)
+    return first, second, places, are_float
 
 
 def _jvp(primals: Sequence, tangents: Sequence, *, jaxpr: Any, limit: int) -> tuple:
@@ -172,14 +176,16 @@ def _jvp(primals: Sequence, tangents: Sequence, *, jaxpr: Any, limit: int) -> tu
         not isinstance(tangent, ad.Zero) and jnp.issubdtype(x.dtype, jnp.inexact)
         for x, tangent in zip(jaxpr.in_avals, tangents, strict=True)
     )
-    first, second, are_float = _linearized(jaxpr, varied, limit)
+    first, second, places, are_float = _linearized(jaxpr, varied, limit)
     results = call(first, primals, limit)
     count = len(jaxpr.out_avals)
-    outputs, residuals = results[:count], results[count:]
+    outputs, made = results[:count], iter(results[count:])
+    # An input that were a result, too, would be stacked by a loop, and have a batch.
+    residuals = [next(made) if i is None else primals[i] for i in places]
     changing = itertools.compress(tangents, varied)
-    changes = iter(call(second, [*residuals, *changing], limit))
+    changes = iter(call(second, [*residuals, *changing], limit, always=True))
     return outputs, [
-        next(changes) if is_float else ad.Zero.from_primal_value(x)
+        next(changes) if is_float else ad.Zero(jax.typeof(x).to_tangent_aval())
         for x, is_float in zip(outputs, are_float, strict=True)
     ]
 

@@ -12,59 +12,23 @@ import numpy as np
 from jax import lax
 from jax.extend import core
 
-from mha_haiku.core.sites import jaxprs
+from mha_haiku.core.sites import jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Value
 
 _COMPARISONS = {
-    "eq_to",
-    "le_to",
-    "lt_to",
-    "eq",
-    "ne",
-    "lt",
-    "le",
-    "gt",
-    "ge",
-    "and",
-    "or",
-    "not",
-    "xor",
+    *("eq", "ne", "lt", "le", "gt", "ge", "eq_to", "le_to", "lt_to"),
+    *("and", "or", "not", "xor"),
 }
 ELEMENTWISE = _COMPARISONS | {
     *("add", "add_any", "sub", "mul", "div", "rem", "max", "min", "neg", "sign", "abs"),
-    *(
-        "pow",
-        "integer_pow",
-        "square",
-        "one_minus_square",
-        "sqrt",
-        "rsqrt",
-        "cbrt",
-        "exp",
-        "exp2",
-        "expm1",
-        "log2",
-    ),
-    *("log", "log1p", "logistic", "tanh", "tan", "sin", "cos", "sinh", "cosh", "asin"),
-    *("acos", "atan", "atan2", "asinh", "acosh", "atanh", "erf", "erfc", "erf_inv"),
+    *("pow", "integer_pow", "square", "one_minus_square", "sqrt", "rsqrt", "cbrt"),
+    *("exp", "exp2", "expm1", "log", "log1p", "log2", "logistic", "tanh", "tan", "sin"),
+    *("cos", "sinh", "cosh", "asin", "acos", "atan", "atan2", "asinh", "acosh"),
+    *("atanh", "erf", "erfc", "erf_inv"),
     *("floor", "ceil", "round", "is_finite", "select_n", "clamp", "nextafter"),
     *("convert_element_type", "reduce_precision", "copy", "copy_p", "stop_gradient"),
-    *(
-        "name",
-        "barrier",
-        "sharding_constraint",
-        "pvary",
-        "shift_left",
-        "population_count",
-    ),
-    *(
-        "shift_right_logical",
-        "shift_right_arithmetic",
-        "real",
-        "imag",
-        "conj",
-        "complex",
-    ),
+    *("name", "sharding_constraint", "pvary", "shift_left", "shift_right_logical"),
+    *("shift_right_arithmetic", "population_count", "real", "imag", "conj", "complex"),
 }
 _REDUCTIONS: dict[str, Callable] = {
     "reduce_sum": jax.numpy.add,
@@ -85,14 +49,15 @@ _RESIZED = {"slice", "dynamic_slice", "pad"}
 # each block, not kept.
 PULLED = ELEMENTWISE | {
     *("broadcast_in_dim", "reshape", "iota", "transpose", "squeeze", "gather"),
-    "scatter-add",
+    *("scatter-add", "concatenate", "slice", "pad", "rev", "cumsum"),
 }
 
 
 def run(equations: Iterable[Equation], values: dict[Value, Any]) -> None:
     """Runs equations in their order, and adds what they compute to the values."""
     for equation in equations:
-        results = outputs(equation, [read(x, values) for x in equation.inputs])
+        with jax.named_scope(jaxprs.path(equation.eqn) or "/"):
+            results = outputs(equation, [read(x, values) for x in equation.inputs])
         values.update(zip(equation.outputs, results, strict=True))
 
 
@@ -104,14 +69,15 @@ def read(value: Value, values: dict[Value, Any]) -> Any:
 def outputs(equation: Equation, inputs: list) -> list:
     """Computes the outputs of an equation."""
     eqn = equation.eqn
-    if not jaxprs.inner(eqn):
+    held = jaxprs.inner(eqn)
+    if not held:
         results = eqn.primitive.bind(*inputs, **eqn.params)
         return list(results) if eqn.primitive.multiple_results else [results]
     # Primitives that hold programs differ in how they are bound.
     pairs = zip(eqn.invars, inputs, strict=True)
     values = {x: value for x, value in pairs if not isinstance(x, core.Literal)}
-    jaxpr = core.Jaxpr((), [*values], eqn.outvars, [eqn], eqn.effects)
-    return jaxprs.bound(core.ClosedJaxpr(jaxpr, ()), [*values.values()])
+    part = jaxprs.part(held[0].jaxpr, values, eqn.outvars, [eqn])
+    return jaxprs.bound(part, [*values.values()])
 
 
 # --- Axes
@@ -156,12 +122,31 @@ def links(equation: Equation, position: int, output: Value) -> list[int | None] 
     if name in ("site", "optimization_barrier"):
         is_same = equation.outputs.index(output) == position
         return list(range(size)) if is_same else [None] * size
+    if name in jaxprs.CUSTOM:
+        return _through(equation, position, equation.outputs.index(output))
     if name in ELEMENTWISE:
         # An axis of size 1 is the same for all.
         axes = range(size) if len(shape) == size else ()
         same = [i if shape[i] == output.shape[i] else None for i in axes]
         return same or [None] * size
     return None
+
+
+def _through(equation: Equation, position: int, number: int) -> list[int | None] | None:
+    """Follows the axes of an input of a call to an output."""
+    (closed,) = jaxprs.inner(equation.eqn)
+    program = levels.graph(closed.jaxpr, closed.consts)
+    value = program.inputs[position]
+    found: dict[Value, list[int | None]] = {value: [*range(len(value.shape))]}
+    for inside in program.equations:
+        for n, value in enumerate(inside.inputs):
+            for output in inside.outputs if value in found else ():
+                linked = links(inside, n, output) or [None] * len(output.shape)
+                axes = [None if i is None else found[value][i] for i in linked]
+                before = found.get(output, axes)
+                pairs = zip(before, axes, strict=True)
+                found[output] = [j if i is None else i for i, j in pairs]
+    return found.get(program.outputs[number])
 
 
 def _reshaped(before: tuple, after: tuple) -> list[int | None]:
@@ -223,8 +208,7 @@ def _scattered(equation: Equation, position: int, output: Value) -> list[int | N
     )
     if position == 1:
         return [shared.get(i) for i in range(size)]
-    updates = equation.inputs[2].shape
-    rest = [i for i in range(len(updates)) if i not in numbers.update_window_dims]
+    updates, rest = equation.inputs[2].shape, _scattered_axes(equation)
     of_updates = [rest[shared[i]] if i in shared else None for i in range(size)]
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windowed = [i for i in range(size) if i not in gone]
@@ -232,6 +216,12 @@ def _scattered(equation: Equation, position: int, output: Value) -> list[int | N
         is_whole = updates[j] == output.shape[i]
         of_updates[i] = j if is_whole and not _is_placed(numbers, i) else None
     return of_updates
+
+
+def _scattered_axes(equation: Equation) -> list[int]:
+    """Lists the axes of a scatter's updates that are axes of the indices."""
+    window = equation.params["dimension_numbers"].update_window_dims
+    return [i for i in range(len(equation.inputs[2].shape)) if i not in window]
 
 
 def _is_placed(numbers: Any, axis: int) -> bool:
@@ -253,20 +243,32 @@ def keeps_rows(equation: Equation, output: Value, axis: int) -> bool:
     return True
 
 
-def summed(equation: Equation, position: int, axis: int) -> Callable | None:
-    """Returns what joins results of blocks if an equation sums over an input's axis."""
+def sums(equation: Equation, position: int, axis: int) -> bool:
+    """Checks whether an equation sums over an input's axis, or finds the largest."""
+    params, name = equation.params, equation.name
+    if name == "dot_general":
+        return axis in params["dimension_numbers"][0][position]
+    if name == "scatter-add":
+        return position == 2 and axis in _scattered_axes(equation)
+    return name in _REDUCTIONS and axis in params["axes"]
+
+
+def join(equation: Equation, first: jax.Array, second: jax.Array) -> jax.Array:
+    """Joins the results of two blocks of rows that an equation sums over."""
+    return _REDUCTIONS.get(equation.name, jax.numpy.add)(first, second)
+
+
+def summed_axes(equation: Equation, position: int, axis: int) -> list[int | None]:
+    """Finds the axis of each input that is summed over along with an input's axis."""
+    axes: list[int | None] = [None] * len(equation.inputs)
+    axes[position] = axis
     if equation.name == "dot_general":
         contracted, _ = equation.params["dimension_numbers"]
-        return jax.numpy.add if axis in contracted[position] else None
-    if equation.name in _REDUCTIONS and axis in equation.params["axes"]:
-        return _REDUCTIONS[equation.name]
-    return None
-
-
-def partner(equation: Equation, position: int, axis: int) -> int:
-    """Finds the axis of the other operand that a product sums along with an axis."""
-    contracted, _ = equation.params["dimension_numbers"]
-    return contracted[1 - position][contracted[position].index(axis)]
+        place = contracted[position].index(axis)
+        axes[1 - position] = contracted[1 - position][place]
+    if equation.name == "scatter-add":
+        axes[1] = _scattered_axes(equation).index(axis)
+    return axes
 
 
 def neutral(equation: Equation, dtype: Any) -> Any:

@@ -130,6 +130,21 @@ def _inlined_call(mesh: jax.sharding.AbstractMesh) -> tuple[core.Primitive, dict
     return eqn.primitive, eqn.params | {"inline": inline.JAX_EARLY}
 
 
+def part(
+    jaxpr: core.Jaxpr,
+    inputs: Iterable[core.Var],
+    outputs: Sequence[core.Var],
+    eqns: list[core.JaxprEqn],
+) -> core.ClosedJaxpr:
+    """Makes a program of equations of a jaxpr."""
+    debug = jaxpr.debug_info
+    if hasattr(debug, "with_unknown_names"):
+        debug = debug.with_unknown_names()
+    effects = jaxpr.effects
+    some = core.Jaxpr((), [*inputs], [*outputs], eqns, effects, debug_info=debug)
+    return core.ClosedJaxpr(some, ())
+
+
 def path(eqn: core.JaxprEqn) -> str:
     """Returns the path of modules, `encoder/layer_0` for `jvp(encoder)/layer_0`.
 

@@ -158,13 +158,17 @@ def graph(
     constants: set[core.Var] | None = None,
     *,
     barred: int | None = None,
+    has_sites: bool = True,
+    enters_custom: bool = True,
 ) -> Graph:
     """Makes the graph of a level; `constants` are from `jaxprs.constants`.
 
-    With `barred` the level is to be compiled: sites are left out, and inputs of
-    `jax.checkpoint` are behind a barrier, apart from values of so many numbers. XLA
-    would merge what is computed again with what was computed at first, and keep it.
+    With `barred`, inputs of `jax.checkpoint` are behind a barrier, apart from values of
+    so many numbers: XLA would merge what is computed again with what was computed at
+    first, and keep it. Without `has_sites`, sites are left out; without
+    `enters_custom`, calls with custom gradients are equations.
     """
+    entered = _CALLS if enters_custom else _CALLS.difference(jaxprs.CUSTOM)
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
 
@@ -203,13 +207,11 @@ def graph(
             name, inner = eqn.primitive.name, jaxprs.inner(eqn)
             marked = is_marked or (name in _TELLING and jaxprs.is_marked(eqn))
             spelled = _joined(name, eqn.params, inputs)
-            if name in _CALLS:
+            if name in entered:
                 if name in jaxprs.REMAT and eqn.params["prevent_cse"]:
                     inputs = [behind_barrier(x, place, calls) for x in inputs]
                 spelled = inner[0], inputs
-            if name == "site" and barred is not None:
-                outputs = inputs
-            elif spelled:
+            if spelled:
                 called, arguments = spelled
                 within = {
                     x: Value(x.aval, number(x), constant=constant)
@@ -221,6 +223,10 @@ def graph(
                 around = (*calls, next(count)) if name in _CALLS else calls
                 enter(called.jaxpr, within, place, around, marked)
                 outputs = [value_of(x, within) for x in called.jaxpr.outvars]
+            elif name == "site" and not has_sites:
+                outputs = inputs
+            elif name == "optimization_barrier" and barred is not None:
+                outputs = [behind_barrier(x, place, calls) for x in inputs]
             else:
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 equation.number = len(result)

@@ -131,11 +131,8 @@ def _run_plain(
         if not isinstance(x, core.Literal) and x not in made
     )
     outputs = [x for x in made if last_use.get(x, -1) >= end]
-    debug = jaxpr.debug_info
-    if hasattr(debug, "with_unknown_names"):
-        debug = debug.with_unknown_names()
-    part = core.Jaxpr((), list(inputs), outputs, eqns, jaxpr.effects, debug_info=debug)
-    results = jaxprs.bound(core.ClosedJaxpr(part, ()), [values[x] for x in inputs])
+    part = jaxprs.part(jaxpr, inputs, outputs, eqns)
+    results = jaxprs.bound(part, [values[x] for x in inputs])
     values.update(zip(outputs, results, strict=True))
 
 

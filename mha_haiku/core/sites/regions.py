@@ -1,16 +1,9 @@
 """Runs a program without its values of all queries and all keys.
 
-A matrix product whose result is large compared with both operands has an axis of
-queries and an axis of keys: the scores of attention, or logits. What is computed from
-it, while both axes are there, is a component. All the way the axis of queries is like a
-batch axis, so that a component can be computed for blocks of queries: `lax.scan` runs
-over blocks, and keeps only what has lost the axis of keys (maxima and sums of rows,
-products with values), or adds up what has lost the axis of queries (gradients of keys
-and values). No form of attention is recognized for this.
-
-A value of a block that needs a sum over all blocks is computed in a further pass, in
-which scores are computed again: gradients take two. Masks and biases that are made of
-smaller values are computed for each block.
+Components of the program run for blocks of queries: `lax.scan` runs over blocks, and
+keeps only what has lost the axis of keys (maxima and sums of rows, products with
+values), or adds up what has lost the axis of queries (gradients of keys and values).
+Masks and biases that are made of smaller values are computed for each block.
 
 Where an equation needs all queries and keys at once, the value stays whole.
 """
@@ -19,8 +12,7 @@ import collections
 import dataclasses
 import functools
 import graphlib
-import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,287 +20,11 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from mha_haiku.core.sites import cuts, jaxprs, levels
+from mha_haiku.core.sites import components, cuts, jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Graph, Value
 
 LIMIT = 2**24
 """Numbers of the largest values of queries and keys that are made whole."""
-
-# A product is a seed if its result has so many times the numbers of its operands, in
-# which the hidden values of a feed-forward layer have at most 4, and logits have dozens
-# of times the numbers of what the tokens are.
-_GROWTH = 4
-_GROWTH_OF_TOKENS = 16
-# Products, and what stands for a whole layer, are computed once, not for every block.
-_OF_ROWS = cuts.ELEMENTWISE | {
-    *("broadcast_in_dim", "reshape", "transpose", "squeeze", "reduce_sum"),
-    *("reduce_max", "reduce_min"),
-}
-
-
-def is_seed(eqn: Any, limit: int) -> bool:
-    """Checks whether an equation may be a product of all queries and all keys."""
-    if eqn.primitive.name != "dot_general" or eqn.outvars[0].aval.size <= limit:
-        return False
-    _, (shared, _) = eqn.params["dimension_numbers"]
-    size, operands = eqn.outvars[0].aval.size, [x.aval.size for x in eqn.invars]
-    is_large = bool(shared) and size >= _GROWTH * sum(operands)
-    return is_large or size >= _GROWTH_OF_TOKENS * min(operands)
-
-
-def has_seeds(closed: core.ClosedJaxpr, limit: int) -> bool:
-    """Checks whether a program, or one inside of it, may have such a product."""
-    return any(is_seed(eqn, limit) for eqn in jaxprs.walk(closed.jaxpr))
-
-
-class _Labels:
-    """Axes of values that are the same axis of a component, as a union of sets."""
-
-    def __init__(self):
-        self._parents: list[int] = []
-
-    def new(self) -> int:
-        self._parents.append(len(self._parents))
-        return self._parents[-1]
-
-    def find(self, label: int) -> int:
-        while self._parents[label] != label:
-            label = self._parents[label]
-        return label
-
-    def join(self, first: int, second: int) -> None:
-        self._parents[self.find(first)] = self.find(second)
-
-
-@dataclasses.dataclass(eq=False)
-class Component:
-    """The values that have an axis of queries and one of keys of the same attention."""
-
-    rows: dict[Value, int]  # each value's axis that is cut in blocks
-    area: int  # the number of queries times the number of keys
-    whole: list[str] = dataclasses.field(default_factory=list)  # what is left so, why
-    # The pass in which an equation runs, and how; an equation that is not in here is
-    # run by itself, before or after.
-    passes: dict[Equation, int] = dataclasses.field(default_factory=dict)
-    kinds: dict[Equation, str] = dataclasses.field(default_factory=dict)
-    # The axis of rows of values that have lost the axis of keys.
-    kept: dict[Value, int] = dataclasses.field(default_factory=dict)
-    # The first pass in which a whole value is there.
-    complete: dict[Value, int] = dataclasses.field(default_factory=dict)
-
-    @property
-    def cost(self) -> tuple[int, int, int]:
-        """Compares two ways of cutting: by whole values, passes, sums over blocks."""
-        count = max(self.passes.values(), default=0)
-        summed = sum(kind == "sum" for kind in self.kinds.values())
-        return len(self.whole), count, summed
-
-
-def components(program: Graph, limit: int) -> list[Component]:
-    """Finds the components of a program whose values have more than `limit` numbers."""
-    labels, axes = _Labels(), {}
-    for equation in program.equations:
-        marked = [(n, axes[x]) for n, x in enumerate(equation.inputs) if x in axes]
-        if not marked:
-            if is_seed(equation.eqn, limit):
-                both = _longest(equation)
-                if both is not None:
-                    axes[equation.outputs[0]] = {axis: labels.new() for axis in both}
-            continue
-        for output in equation.outputs:
-            after: dict[int, int] = {}
-            for n, before in marked:
-                linked = cuts.links(equation, n, output) or ()
-                mine = {j: before[i] for j, i in enumerate(linked) if i in before}
-                if equation.name == "dot_general" and len(mine) < 2:
-                    continue
-                for axis, label in mine.items():
-                    labels.join(after.setdefault(axis, label), label)
-            if len(after) == 2:
-                axes[output] = after
-    groups = collections.defaultdict(dict)
-    for value, pair in axes.items():
-        found = {labels.find(label): axis for axis, label in pair.items()}
-        groups[frozenset(found)][value] = found
-    plans = []
-    for key, values in groups.items():
-        if len(key) == 2:  # else an axis is of queries and of keys
-            choices = [{v: x[label] for v, x in values.items()} for label in key]
-            first = next(iter(values))
-            area = math.prod(first.shape[axis] for axis in values[first].values())
-            plans.append(_best(program, choices, area))
-    return plans + _reductions(program, plans)
-
-
-def _best(program: Graph, choices: list[dict], area: int) -> Component:
-    plans = [_cut(program, rows, area) for rows in choices]
-    return min(plans, key=lambda plan: plan.cost)
-
-
-def _reductions(program: Graph, plans: list[Component]) -> list[Component]:
-    """Plans sums and maxima of large values that are made for these only."""
-    area = min((plan.area for plan in plans), default=0)
-    planned = {equation for plan in plans for equation in plan.kinds}
-    more: dict[Value, Component] = {}
-    for equation in program.equations if plans else ():
-        if equation in planned or equation.name in cuts.PULLED:
-            continue
-        for value in equation.inputs:
-            maker = value.maker
-            if maker in planned or value in more or not _is_mask(area, value):
-                continue
-            assert maker is not None
-            axes = sorted(range(len(value.shape)), key=value.shape.__getitem__)[-2:]
-            choices = [{value: x} for x in axes if _is_cut(maker, value, x)]
-            if choices:
-                more[value] = _best(program, choices, area)
-    return [plan for plan in more.values() if not plan.whole]
-
-
-def _longest(equation: Equation) -> tuple[int, int] | None:
-    """Finds the longest axes of a product's result that come from either operand."""
-    (output,) = equation.outputs
-    linked = [cuts.links(equation, side, output) or [] for side in (0, 1)]
-    both = []
-    for mine, other in (linked, linked[::-1]):
-        free = [j for j, i in enumerate(mine) if i is not None and other[j] is None]
-        if not free:
-            return None
-        both.append(max(free, key=output.shape.__getitem__))
-    return both[0], both[1]
-
-
-def _cut(program: Graph, rows: dict[Value, int], area: int) -> Component:
-    """Plans in which pass of a component each equation runs, if `rows` are cut."""
-    plan = Component(dict(rows), area)
-    complete, kept, available = plan.complete, plan.kept, {}
-
-    def when(value: Value, axis: int | None) -> int:
-        """Tells in which pass a block of a value is there, cut along the axis."""
-        is_block = axis is not None and axis == plan.rows.get(value, kept.get(value))
-        return available[value] if is_block else complete.get(value, 0)
-
-    for equation in program.equations:
-        inputs = equation.inputs
-        reads = [x for x in inputs if x in plan.rows]
-        is_first = any(x in rows for x in equation.outputs)
-        if not reads and not is_first:
-            if not _keeps(equation, plan, when, available):
-                _after(equation, complete)
-            continue
-        kind = _kind(equation, plan)
-        if kind is None:
-            for output in equation.outputs:
-                plan.rows.pop(output, None)
-            plan.whole += [f"{equation.name} needs {x.aval.str_short()}" for x in reads]
-            _after(equation, complete)
-            continue
-        needs = [
-            when(x, a) for x, a in zip(inputs, axes_of(equation, plan), strict=True)
-        ]
-        plan.kinds[equation] = kind
-        plan.passes[equation] = turn = max(needs, default=0)
-        for output in equation.outputs:
-            available[output] = turn
-            complete[output] = turn + 1
-            axis = out_axis(equation, output, plan)
-            if kind == "row" and axis is not None:
-                kept[output] = axis
-    return plan
-
-
-def _after(equation: Equation, complete: dict[Value, int]) -> None:
-    turn = max((complete.get(x, 0) for x in equation.inputs), default=0)
-    if turn:
-        complete.update(dict.fromkeys(equation.outputs, turn))
-
-
-def _keeps(equation: Equation, plan: Component, when: Any, available: dict) -> bool:
-    """Plans an equation of values that have rows, but no keys; False for others."""
-    inputs = equation.inputs
-    reads = [x for x in inputs if x in plan.kept]
-    is_early = any(available[x] < plan.complete[x] for x in reads)
-    if not is_early or equation.name not in _OF_ROWS:
-        return False
-    axes = {out_axis(equation, output, plan) for output in equation.outputs}
-    (axis,) = axes if len(axes) == 1 else (None,)
-    if axis is None or not cuts.keeps_rows(equation, equation.outputs[0], axis):
-        return False
-    for output in equation.outputs:
-        plan.kept[output] = axis
-    needs = [when(x, a) for x, a in zip(inputs, axes_of(equation, plan), strict=True)]
-    plan.kinds[equation] = "kept"
-    plan.passes[equation] = turn = max(needs)
-    late = max(plan.complete.get(x, 0) for x in inputs)
-    for output in equation.outputs:
-        available[output], plan.complete[output] = turn, late
-    return True
-
-
-def _kind(equation: Equation, plan: Component) -> str | None:
-    """Tells what becomes of the rows: "both", "row", "sum", or None if unknown."""
-    for output in equation.outputs:
-        axis = out_axis(equation, output, plan)
-        if axis is not None:
-            if not cuts.keeps_rows(equation, output, axis):
-                return None
-        elif len(equation.outputs) > 1 or _summed(equation, plan) is None:
-            return None
-    if any(x in plan.rows for x in equation.outputs):
-        return "both"
-    has_rows = out_axis(equation, equation.outputs[0], plan) is not None
-    return "row" if has_rows else "sum"
-
-
-def _summed(equation: Equation, plan: Component) -> tuple[int, Any] | None:
-    for n, x in enumerate(equation.inputs):
-        if x in plan.rows:
-            join = cuts.summed(equation, n, plan.rows[x])
-            return None if join is None else (n, join)
-    return None
-
-
-def out_axis(equation: Equation, output: Value, plan: Component) -> int | None:
-    """Finds the axis of rows of an output; None if it has lost it."""
-    if output in plan.rows:
-        return plan.rows[output]
-    if output in plan.kept:
-        return plan.kept[output]
-    places = set()
-    has_both = any(x in plan.rows for x in equation.inputs)
-    for n, x in enumerate(equation.inputs):
-        axis = plan.rows.get(x, None if has_both else plan.kept.get(x))
-        linked = None if axis is None else cuts.links(equation, n, output)
-        if linked is not None and axis in linked:
-            places.add(linked.index(axis))
-        elif axis is not None:
-            return None
-    return places.pop() if len(places) == 1 else None
-
-
-def axes_of(equation: Equation, plan: Component) -> list[int | None]:
-    """Finds the axis of rows of each input of an equation of a component."""
-    (output, *_) = equation.outputs
-    axis = out_axis(equation, output, plan)
-    if axis is not None:
-        return list(_linked(equation, output, axis))
-    summed = _summed(equation, plan)
-    assert summed is not None
-    result: list[int | None] = [None] * len(equation.inputs)
-    n, _ = summed
-    result[n] = plan.rows[equation.inputs[n]]
-    if equation.name == "dot_general":
-        result[1 - n] = cuts.partner(equation, n, result[n])
-    return result
-
-
-def _linked(
-    equation: Equation, output: Value, axis: int | None
-) -> Iterator[int | None]:
-    for n in range(len(equation.inputs)):
-        linked = None if axis is None else cuts.links(equation, n, output)
-        yield None if linked is None or axis is None else linked[axis]
-
 
 # --- Regions: a pass over the blocks of a component
 
@@ -349,7 +65,9 @@ class _Nodes:
             for value, place in zip(equation.inputs, of_inputs, strict=True):
                 maker = value.maker
                 if maker is not None and self._is_inside(value, place):
-                    todo.append((maker, place, list(_linked(maker, value, place))))
+                    todo.append(
+                        (maker, place, list(components.linked(maker, value, place)))
+                    )
                 elif value.constant is None or place is not None:
                     self.inputs[value, place] = None
 
@@ -358,9 +76,8 @@ class _Nodes:
 class _Region:
     """A pass over the blocks of a component."""
 
-    plan: Component
+    plan: components.Component
     turn: int
-    length: int
     outputs: dict[Value, int | None] = dataclasses.field(default_factory=dict)
 
     def __post_init__(self):
@@ -372,10 +89,10 @@ class _Region:
         assert equation is not None
         if output in self.outputs:
             return []
-        axis = out_axis(equation, output, self.plan)
+        axis = components.out_axis(equation, output, self.plan)
         self.outputs[output] = axis
         before = set(self.nodes.inputs)
-        self.nodes.enter(equation, axis, axes_of(equation, self.plan))
+        self.nodes.enter(equation, axis, components.axes_of(equation, self.plan))
         return [value for value, axis in self.nodes.inputs.keys() - before]
 
     def _is_inside(self, value: Value, axis: int | None) -> bool:
@@ -387,23 +104,17 @@ class _Region:
             return True
         if plan.kept.get(value) == axis and plan.complete.get(value, 0) > self.turn:
             return True
-        return _is_mask(plan.area, value) and _is_cut(maker, value, axis)
-
-
-def _is_cut(equation: Equation, output: Value, axis: int) -> bool:
-    """Checks whether a block of an output follows from blocks of the inputs."""
-    places = [cuts.links(equation, n, output) for n in range(len(equation.inputs))]
-    if None in places or not cuts.keeps_rows(equation, output, axis):
-        return False
-    has_rows = any(x is not None and x[axis] is not None for x in places)
-    return has_rows or equation.name in ("broadcast_in_dim", "iota")
+        return components.is_mask(plan.area, value) and components.is_cut(
+            maker, value, axis
+        )
 
 
 def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
     """Returns a program, the equations and regions to run in order, and scans."""
-    program = levels.graph(closed.jaxpr, closed.consts, barred=limit)
+    consts = closed.consts
+    program = levels.graph(closed.jaxpr, consts, barred=limit, has_sites=False)
     scans = _with_masks_inside(program, limit)
-    plans = components(program, limit)
+    plans = components.plans(program, limit)
     while True:
         plan_of = {
             equation: plan
@@ -433,16 +144,23 @@ def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
 def whole(closed: core.ClosedJaxpr, limit: int) -> list[str]:
     """Lists the values of all queries and keys that a program makes, with the maker."""
     program, order, _ = _planned(closed, limit)
-    eqns = jaxprs.walk(closed.jaxpr)
-    areas = [_area(eqn) for eqn in eqns if is_seed(eqn, limit)]
+    seeds = [eqn for eqn in jaxprs.walk(closed.jaxpr) if components.is_seed(eqn, limit)]
+    lengths = {tuple(sorted(eqn.outvars[0].aval.shape)[-2:]) for eqn in seeds}
+
+    def is_whole(value: Value) -> bool:
+        counts = collections.Counter(value.shape)
+        return any(not collections.Counter(both) - counts for both in lengths)
+
     lines: dict[str, None] = {}
     for unit in order:
-        if isinstance(unit, _Region):
-            large = [(x, "blocks") for x in unit.outputs if x in unit.plan.rows]
-        else:
-            large = [(x, unit.name) for x in unit.outputs if areas]
-        for value, name in large:
-            if value.size >= min(areas, default=0) // 2:
+        for value in unit.outputs:
+            if isinstance(unit, _Region):
+                name, rows, maker = "blocks", unit.plan.rows, value.maker
+                reads = [x for x in maker.inputs if x in rows] if maker else []
+                large = value in rows or any(value.size >= x.size for x in reads)
+            else:
+                name, large = unit.name, is_whole(value)
+            if large:
                 lines[f"{value.aval.str_short()} of {name}"] = None
     return [*lines]
 
@@ -462,9 +180,11 @@ def run(closed: core.ClosedJaxpr, arguments: list, limit: int) -> list:
     return [cuts.read(x, values) for x in program.outputs]
 
 
-def _units(program: Graph, plan_of: dict[Equation, Component]) -> dict[Any, set]:
+def _units(
+    program: Graph, plan_of: dict[Equation, components.Component]
+) -> dict[Any, set]:
     """Finds what to run for the outputs: equations and regions, and what each needs."""
-    regions: dict[tuple[Component, int], _Region] = {}
+    regions: dict[tuple[components.Component, int], _Region] = {}
     units: dict[Any, set] = {}
     makers: dict[Value, Any] = {}
     todo, seen = list(program.outputs), set()
@@ -484,8 +204,7 @@ def _units(program: Graph, plan_of: dict[Equation, Component]) -> dict[Any, set]
             makers[value] = equation
             continue
         turn = plan.passes[equation]
-        length = _length(plan)
-        region = regions.setdefault((plan, turn), _Region(plan, turn, length))
+        region = regions.setdefault((plan, turn), _Region(plan, turn))
         units.setdefault(region, set())
         makers[value] = region
         more = region.add(value)
@@ -496,14 +215,9 @@ def _units(program: Graph, plan_of: dict[Equation, Component]) -> dict[Any, set]
     return units
 
 
-def _length(plan: Component) -> int:
-    value, axis = next(iter(plan.rows.items()))
-    return value.shape[axis]
-
-
 def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
     """Runs a region; returns its outputs."""
-    length, plan = region.length, region.plan
+    plan, length = region.plan, region.plan.length
     widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
     rows = _rows(length, max(1, limit // 4 // widest))
     count = -(-length // rows)
@@ -530,7 +244,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
                 for x, axis in zip(equation.inputs, node.of_inputs, strict=True)
             ]
             if node.axis is None:
-                results = _of_block(node, inputs, is_new)
+                results = _of_block(node, plan, inputs, is_new)
             else:
                 results = cuts.for_rows(equation, inputs, node.axis, positions)
             here.update(
@@ -538,7 +252,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
                 for x, y in zip(equation.outputs, results, strict=True)
             )
         totals = [
-            _join(x.maker, plan)(total, here[x, None].astype(total.dtype))
+            cuts.join(x.maker, total, here[x, None].astype(total.dtype))
             for x, total in zip(sums, totals, strict=True)
         ]
         return totals, [here[x, region.outputs[x]] for x in stacked]
@@ -548,9 +262,11 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
         for x in sums
     ]
     totals, parts = lax.scan(block, begin, jnp.arange(count))
-    result = {
-        x: total.astype(x.aval.dtype) for x, total in zip(sums, totals, strict=True)
-    }
+    result = {}
+    for x, total in zip(sums, totals, strict=True):
+        result[x] = total.astype(x.aval.dtype)
+        if x.maker.name == "scatter-add":
+            result[x] += cuts.read(x.maker.inputs[0], values)
     for x, part in zip(stacked, parts, strict=True):
         axis = region.outputs[x]
         assert axis is not None
@@ -579,13 +295,6 @@ def _joined(parts: jax.Array, axis: int, length: int) -> jax.Array:
     return jnp.concatenate([begin, end], axis)
 
 
-def _join(equation: Equation | None, plan: Component) -> Any:
-    assert equation is not None
-    summed = _summed(equation, plan)
-    assert summed is not None
-    return summed[1]
-
-
 def _sum_dtype(value: Value) -> Any:
     """Returns the dtype of a sum over blocks: at least float32."""
     dtype = value.aval.dtype
@@ -593,19 +302,20 @@ def _sum_dtype(value: Value) -> Any:
     return jnp.float32 if is_short else dtype
 
 
-def _of_block(node: _Node, inputs: list, is_new: Any) -> list:
+def _of_block(
+    node: _Node, plan: components.Component, inputs: list, is_new: Any
+) -> list:
     """Computes a block's part of a sum over all rows."""
     equation = node.equation
     (output,) = equation.outputs
-    if is_new is not None:
-        for n, axis in enumerate(node.of_inputs):
-            if axis is None:
-                continue
-            shape = [1] * inputs[n].ndim
-            shape[axis] = -1
-            neutral = cuts.neutral(equation, inputs[n].dtype)
-            inputs[n] = jnp.where(is_new.reshape(shape), inputs[n], neutral)
-            break
+    n = components.summed(equation, plan)
+    if is_new is not None and n is not None:
+        shape = [1] * inputs[n].ndim
+        shape[node.of_inputs[n]] = -1  # type: ignore[call-overload]
+        neutral = cuts.neutral(equation, inputs[n].dtype)
+        inputs[n] = jnp.where(is_new.reshape(shape), inputs[n], neutral)
+    if equation.name == "scatter-add":
+        inputs[0] = jnp.zeros_like(inputs[0])  # what is added to comes at the end
     if equation.name != "dot_general" or _sum_dtype(output) == output.aval.dtype:
         return cuts.outputs(equation, inputs)
     params = equation.params | {"preferred_element_type": jnp.dtype(jnp.float32)}
@@ -625,14 +335,14 @@ class Rows:
         self._nodes = _Nodes(self._is_inside)
         for value, axis in values:
             assert value.maker is not None
-            of_inputs = list(_linked(value.maker, value, axis))
+            of_inputs = list(components.linked(value.maker, value, axis))
             self._nodes.enter(value.maker, axis, of_inputs)
         self._order = self._nodes.ordered()
         self._inputs = list(self._nodes.inputs)
         are_there = (
             x.constant is not None or self._is_there(x) for x, _ in self._inputs
         )
-        firsts = (_is_cut(x.maker, x, axis) for x, axis in values if x.maker)
+        firsts = (components.is_cut(x.maker, x, axis) for x, axis in values if x.maker)
         self.is_possible = all(are_there) and all(firsts)
         self.variables = [x.variable for x, _ in self._inputs if x.constant is None]
 
@@ -644,7 +354,7 @@ class Rows:
         is_small = value.size < self._area // 2
         if maker is None or (self._is_there(value) and (is_small or axis is None)):
             return False
-        return axis is None or _is_cut(maker, value, axis)
+        return axis is None or components.is_cut(maker, value, axis)
 
     def __call__(self, variables: Sequence, positions: jax.Array) -> list:
         """Computes the rows at some positions, from the values of the variables."""
@@ -687,7 +397,12 @@ class _Recipe:
     def __call__(self, small: Sequence) -> list:
         """Computes the values from the small ones."""
         values = dict(zip(self.small, small, strict=True))
-        cuts.run(self._steps, values)
+        for equation in self._steps:
+            if equation.name == "site":  # it was passed when the value was made
+                inputs = (cuts.read(x, values) for x in equation.inputs)
+                values.update(zip(equation.outputs, inputs, strict=True))
+            else:
+                cuts.run([equation], values)
         return [cuts.read(x, values) for x in self.values]
 
 
@@ -732,49 +447,44 @@ def _with_masks_inside(program: Graph, limit: int) -> dict[Equation, _Scan]:
     for equation in program.equations:
         if equation.name != "scan":
             continue
-        eqns = jaxprs.walk(jaxprs.inner(equation.eqn)[0].jaxpr)
-        area = min((_area(x) for x in eqns if is_seed(x, limit)), default=None)
+        area = components.least_area(jaxprs.inner(equation.eqn)[0].jaxpr, limit)
         consts = equation.inputs[: jaxprs.carried(equation.eqn)[0]]
-        if area is not None and any(_is_mask(area, x) for x in consts):
-            recipe = _Recipe(consts, functools.partial(_is_mask, area))
+        if area is not None and any(components.is_mask(area, x) for x in consts):
+            recipe = _Recipe(consts, functools.partial(components.is_mask, area))
             scans[equation] = _Scan(equation, recipe, limit)
     return scans
 
 
-def _area(eqn: Any) -> int:
-    *_, first, second = sorted(eqn.outvars[0].aval.shape)
-    return first * second
-
-
-def _is_mask(area: int, value: Value) -> bool:
-    """Checks whether a value is large, but computed from small ones at little cost."""
-    maker = value.maker
-    is_large = value.size >= area // 2
-    return is_large and maker is not None and maker.name in cuts.PULLED
-
-
 def without_large_results(
     closed: core.ClosedJaxpr, count: int, limit: int
-) -> tuple[core.ClosedJaxpr, Callable[[Sequence], list]]:
+) -> tuple[core.ClosedJaxpr, list[Any], list[int | None], Callable[[Sequence], list]]:
     """Replaces large results after the first `count` by what they are computed from.
 
-    Returns the program with these results, and a function from them to the results
-    after the first `count` of the given program.
+    Returns the program with these sources after the first results; the shapes of all
+    sources; for each of them the number of the argument that it is, None if the
+    program makes it; and a function from sources to the results after the first
+    `count` of the given program.
     """
-    program = levels.graph(closed.jaxpr, closed.consts, barred=limit)
-    plans = components(program, limit)
-    large = {value for plan in plans for value in plan.rows}
-    area = min((plan.area for plan in plans), default=None)
+    program = levels.graph(
+        closed.jaxpr, closed.consts, barred=limit, enters_custom=False
+    )
+    large = {
+        value for choices in components.large(program, limit) for value in choices[0]
+    }
+    area = components.least_area(closed.jaxpr, limit)
 
     def is_large(value: Value) -> bool:
-        return value in large or (area is not None and _is_mask(area, value))
+        return value in large or (area is not None and components.is_mask(area, value))
 
     recipe = _Recipe(program.outputs[count:], is_large)
-    results = [*program.outputs[:count], *recipe.small]
+    number = {value: i for i, value in enumerate(program.inputs)}
+    places = [number.get(x) for x in recipe.small]
+    results = [*program.outputs[:count], *(x for x in recipe.small if x not in number)]
 
     def shortened(*arguments: Any) -> list:
         values = dict(zip(program.inputs, arguments, strict=True))
         cuts.run(program.equations, values)
         return [cuts.read(x, values) for x in results]
 
-    return jax.make_jaxpr(shortened)(*closed.in_avals), recipe
+    first = jax.make_jaxpr(shortened)(*closed.in_avals)
+    return first, [x.aval for x in recipe.small], places, recipe

@@ -37,6 +37,7 @@ class Point(NamedTuple):
     examples_per_second: float
     speed_up: float  # measured seconds of the whole model over this one's
     ideal_speed_up: float  # operations of the whole model over this one's
+    name: str = ""  # of a model that is more than pruned
 
     @property
     def keep(self) -> pruned_models.Keep:
@@ -70,6 +71,7 @@ class Pruned(Result):
     def table(self) -> Table:
         """Makes a table with a row per model."""
         columns = [
+            *([Column("model")] if self.points[0].name else []),
             Column("heads", csv=("kept",)),
             *map(Column, self.points[0].kinds),
             *(
@@ -85,6 +87,7 @@ class Pruned(Result):
         ]
         rows = [
             {
+                "model": point.name,
                 "heads": point.kept,
                 **point.kinds,
                 **point.metrics,
@@ -188,11 +191,13 @@ def sweep(
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(subjects: Sequence[RunSubject]) -> list[Point]:
+def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
     """Measures metrics, size and speed of subjects, the whole one first."""
     whole = vectors = None
     result = []
-    for pruned in subjects[0].progress(subjects, name="pruned models", unit="model"):
+    for i, pruned in enumerate(
+        subjects[0].progress(subjects, name="pruned models", unit="model")
+    ):
         if whole is None:  # here, where the bar shows
             whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
         timed = _Timed(pruned)
@@ -205,6 +210,7 @@ def points(subjects: Sequence[RunSubject]) -> list[Point]:
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
                 ideal_speed_up=whole.operations / timed.operations,
+                name=names[i] if names else "",
             )
         )
     return result

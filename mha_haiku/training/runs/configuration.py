@@ -5,6 +5,7 @@ before anything compiles.
 """
 
 import dataclasses
+import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Self
 
@@ -321,6 +322,22 @@ def task_name(values: Any) -> str:
     return name
 
 
+def with_absolute_paths(config: RunConfig) -> RunConfig:
+    """Makes paths of data and of a task's file absolute, for a run's folder.
+
+    So the run opens from any working directory.
+    """
+    changes = {
+        name.removeprefix("config."): os.path.abspath(os.path.expanduser(path))
+        for name, field_, path in fields.flat(config)
+        if field_.is_path and path
+    }
+    file, colon, class_name = config.task.name.rpartition(":")
+    if file:
+        changes["task.name"] = f"{os.path.abspath(file)}{colon}{class_name}"
+    return config.replace(**fields.nested(changes)) if changes else config
+
+
 def of_json(values: dict[str, Any]) -> RunConfig:
     """Returns the config of values from `to_json`; missing ones get their defaults."""
     flat = fields.flattened(values)
@@ -328,7 +345,8 @@ def of_json(values: dict[str, Any]) -> RunConfig:
         is_neutral = name in _NEUTRAL and flat[name] == _NEUTRAL[name]
         if name in _IDLE or is_neutral:
             del flat[name]
-    return default_config(task_name(values)).replace(**fields.nested(flat))
+    config = default_config(task_name(values)).replace(**fields.nested(flat))
+    return with_absolute_paths(config)
 
 
 def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:

@@ -121,6 +121,7 @@ def train(
     devices = list(devices or jax.devices())
     if task is not None:
         config = configuration.with_task(config, task)
+    config = configuration.with_absolute_paths(config)
     kept = None if task is None else task.keep()
     folder = folders.Folder(checks.as_path(workdir))
     with contextlib.ExitStack() as stack:

@@ -274,9 +274,11 @@ def from_examples(
     train, sides = tokenization.TRAINERS[tokenizer], (texts, seconds)
     encoders = [train("\n".join(side), vocabulary_size) for side in sides]
     stored = {"tokenizers": [json.loads(x.to_json()) for x in encoders]}
-    rows = [list(map(x.encode, y)) for x, y in zip(encoders, sides, strict=True)]
+    sources, targets = (
+        list(map(x.encode, side)) for x, side in zip(encoders, sides, strict=True)
+    )
     places = [sampling.place(x.encode(errors="surrogatepass")) for x in texts]
-    data = sequence_to_sequence.Pairs.of(*rows)
+    data = sequence_to_sequence.Pairs.of(sources, targets)
     return _task(TextPairs, data, places, held_out_fraction, stored)
 
 

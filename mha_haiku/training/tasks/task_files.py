@@ -151,7 +151,7 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
             f"example() of {name} must return a tasks.Example, got {type(example)!r}."
         )
     faults = _faults_of_shapes(task, example)
-    if not {"accuracy", "loss"} <= set(task.baseline):
+    if not {"accuracy", "loss"} <= set(task.baseline or ()):
         faults.append(f"baseline must have accuracy and loss, got {task.baseline}")
     if is_own and not faults:
         faults = _faults_of_values(task)
@@ -180,7 +180,8 @@ def _faults_of_shapes(task: Task, example: Example) -> list[str]:
     weights = of_targets, np.floating
     wanted = inputs, integers, weights, lengths, integers, lengths
     faults = []
-    for part, x, (shape, kind) in zip(Example._fields, example, wanted, strict=False):
+    for part, (shape, kind) in zip(Example._fields, wanted, strict=False):
+        x = getattr(example, part)
         if x is None and part in Example._field_defaults:
             continue
         if x is None or x.shape != shape or not np.issubdtype(x.dtype, kind):

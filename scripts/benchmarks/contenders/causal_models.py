@@ -64,8 +64,13 @@ def ours(size: str) -> tuple[models.Model, Any]:
     )
 
 
-def of_transformers(size: str) -> Any:
-    """Returns transformers' model of one of `SIZES`, as a GPT-2."""
+def of_transformers(size: str, length: int = 0, attention: str = "sdpa") -> Any:
+    """Returns transformers' model of one of `SIZES`, as a GPT-2.
+
+    Args:
+      length: Its positions, if not those of the size.
+      attention: "eager" or "sdpa".
+    """
     import torch
     import transformers
 
@@ -74,7 +79,8 @@ def of_transformers(size: str) -> Any:
     sizes = SIZES[size]
     config = transformers.GPT2Config(
         vocab_size=sizes.tokens,
-        n_positions=sizes.length,
+        n_positions=length or sizes.length,
+        attn_implementation=attention,
         n_embd=sizes.width,
         n_layer=sizes.layers,
         n_head=sizes.heads,

@@ -47,9 +47,10 @@ def drawn(rng):
 class Program:
     """Layers of attention, in JAX as somebody might write them, and by hand."""
 
-    def __init__(self, seed):
+    def __init__(self, seed, lengths=None):
         rng = np.random.default_rng(seed)
         self.__dict__.update(drawn(rng))
+        self.length, num_keys = lengths or (self.length, S)
         self.is_scan = self.around == "scan"
         # Heads of queries are [g, r] where r of them share a key head of an axis.
         of_keys = {"all": (H, "h"), "grouped": (G, "g"), "repeated": (G, "h")}
@@ -80,7 +81,9 @@ class Program:
             name: draw(size=(layers, D, *size)).astype(np.float32)
             for name, size in sizes.items()
         }
-        x, y = (draw(size=(B, n, D)).astype(np.float32) for n in (self.length, S))
+        x, y = (
+            draw(size=(B, n, D)).astype(np.float32) for n in (self.length, num_keys)
+        )
         self.arguments = self.params, x, x if self.is_scan else y
         shape = self.length, self.arguments[2].shape[1]
         self.allowed = rng.random(shape) < 0.6

@@ -1,5 +1,6 @@
 """Maps of long recognized attention are computed row by row, and equal whole ones."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -77,6 +78,10 @@ def read(attention_map):
         "transposed": attention_map.apply_transposed(jnp.ones((B, T, 1, 2))),
         "divergence": attention_map.divergence(),
     }
+    weighting = attention_map.weighting
+    mask = weighting.mask & mh.masks.window(5, 0)
+    masked = dataclasses.replace(attention_map, weighting=weighting._replace(mask=mask))
+    everything |= {"masked": masked.statistics(), "sums": masked.row_sums()}
     names = ("weights", "row_sums", "outputs")
     everything |= {name: getattr(attention_map, name)() for name in names}
     everything |= {"tile": attention_map.tile([2, T - 1], [0, 7])}

@@ -5,12 +5,19 @@ import json
 
 import pytest
 
-from scripts.benchmarks import attention, decoding, lab, pretrained, training
+from scripts.benchmarks import (
+    attention,
+    decoding,
+    lab,
+    long_context,
+    pretrained,
+    training,
+)
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_promises_are_of_contenders_that_take_part(is_quick):
-    scripts = attention, training, pretrained, decoding, lab
+    scripts = attention, training, pretrained, decoding, lab, long_context
     for cases in (script.CASES for script in scripts):
         for each in (each for name in cases for each in cases[name](name, is_quick)):
             names = [contender.name for contender in each.contenders]
@@ -45,6 +52,10 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
         (training, "--case=translation --contenders=ours"),
         (lab, "--case=patching --contenders=ours,forward"),
         (pretrained, "--case=edges"),
+        (long_context, "--case=logits_4096"),
+        (long_context, "--case=gates_4096"),
+        (long_context, "--case=by_hand_32768"),
+        (long_context, "--case=trace_128"),
     ],
 )
 def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):

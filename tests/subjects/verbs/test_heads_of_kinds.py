@@ -4,7 +4,6 @@ import csv
 import dataclasses
 import functools
 import io
-import json
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ import pytest
 
 from mha_haiku import heads, models, runs, tasks
 from mha_haiku.showing import drawing
-from mha_haiku.subjects import computing, observers
+from mha_haiku.subjects import computing
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
     gate_learning,
@@ -122,30 +121,6 @@ def test_exact_match_is_a_metric_where_answers_are_whole(subject):
     assert pruned_models.decisive(subject.task) == "exact_match"
 
 
-@pytest.mark.slow
-def test_heads_of_kinds_in_time(subject, config):
-    observer = observers.Timeline(config.training)
-    folder = subject.folder
-    observer.begin(folder, config, subject.task, 0)
-    observer.look(10, subject.params)
-    observer.look(20, subject.params)
-    observer.end()
-    lines = [json.loads(x) for x in folder.timeline.read_text().splitlines()]
-    labels = ["encoder 0", "decoder 0", "decoder 1", "cross 0", "cross 1"]
-    assert [line["layers"] for line in lines] == [labels] * 2
-    steps, scores = observers.timeline(folder.timeline).args
-    assert steps.tolist() == [10, 20]
-    assert {"aligned", "monotonic"} < set(scores)
-    exists = ~np.isnan(scores["gradient"].mean[0])
-    assert exists.sum() == len(PLACES)
-    is_aligned = ~np.isnan(scores["aligned"].mean[0])
-    np.testing.assert_array_equal(is_aligned[3:], exists[3:])
-    assert not is_aligned[:3].any()
-    assert lines[0]["roles"][4][1] == ""
-    (path,) = observers.draw(folder.root)
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
 def _layers(config, keep):
     config = config.replace(model=dict(attention=dict(kept_heads=keep)))
     return models.heads_of_layers(config.model)
@@ -165,10 +140,10 @@ def test_pruned_models_tell_how_many_heads_of_each_kind_stay(config, tmp_path):
     counts = [[int(row[kind]) for kind in NAMES] for row in rows]
     assert counts == [[2, 4, 4], [0, 3, 1]]
     assert [row["keep"] for row in rows] == ["0 1|0 1;0 1|0 1;0 1", "|1;0 1|;0"]
-    curve = prune_sweep.picture(path).keywords
-    assert result.picture.keywords == curve | {"title": "a run"}
-    assert curve["metric_name"] == "held-out exact match"
-    assert curve["kinds"] == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
+    curve = result.picture
+    assert curve.keywords["metric_name"] == "held-out exact match"
+    kinds = curve.args[-1]
+    assert kinds == {"encoder": [2, 0], "decoder": [4, 3], "cross": [4, 1]}
     assert "| between encoder, decoder, cross" in result.text()
     assert picture.read_bytes().startswith(b"\x89PNG")
     named = [

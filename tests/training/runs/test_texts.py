@@ -145,3 +145,17 @@ def test_tokenizer_is_json_that_other_tools_read(trained):
         assert other.encode("a quick dog").ids == task.encode("a quick dog").tolist()
     again = tokenization.from_json(text)
     np.testing.assert_array_equal(again.encode(TEXT), task.encoder.encode(TEXT))
+
+
+def test_a_run_finds_its_text_from_any_working_directory(tmp_path, monkeypatch):
+    (home := tmp_path / "home").mkdir()
+    monkeypatch.chdir(home)
+    (home / "text.txt").write_text(TEXT)
+    _train(_config("text.txt"), "run")
+    held_out = runs.load("run").task.held_out_data
+    monkeypatch.chdir(tmp_path)
+    run = runs.load("home/run")
+    np.testing.assert_array_equal(run.task.held_out_data, held_out)
+    assert run.config.data.path == str(home / "text.txt")
+    monkeypatch.chdir(home)
+    assert _train(_config("text.txt"), "run").steps == 4  # the same run

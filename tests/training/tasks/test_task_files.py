@@ -183,7 +183,7 @@ def stranger(monkeypatch, make_config):
 
 _COMMANDS = [
     *("circuits", "dump_attention", "generate --prompt=1", "head_importance"),
-    *("head_statistics", "prune_heads --keep=0.5", "rollout", "train"),
+    *("head_statistics", "learn_gates", "prune_heads --keep=0.5", "rollout", "train"),
     "train --config=configs/reverse.py --config.training.steps=2",
     "prune_heads --keep=0.5 --workdir=new --out=stranger",
     "import_model --source=stranger --workdir=new",
