@@ -330,5 +330,5 @@ def _edges(
 ) -> Edges:
     """Measures all edges by a program that returns their numbers."""
     program = program(subject.model, metric=subject.metric)
-    found = patching.over_pairs(subject, corrupted, program, *arrays)
-    return Edges(*found, *graphs.of_model(subject.model).ends)
+    numbers, base, other = patching.over_pairs(subject, corrupted, program, *arrays)
+    return Edges(numbers, base, other, *graphs.of_model(subject.model).ends)

@@ -12,7 +12,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import running, why
+from mha_haiku.lab.heads import components, running, why
 from tests import oracles, tiny_models
 
 T, D, H, K, L = 5, 10, 4, 6, 3
@@ -558,16 +558,23 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("fields", "given", "message"),
+    ("given", "message"),
     [
-        (LLAMA, (9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
-        (LLAMA, (0, 9, 1), "head must be an integer from 0 to 3, got 9"),
-        (LLAMA, (0, 0, 7), "query must be an integer from -5 to 4, got 7"),
-        (LLAMA, (0, 0, 1, 3), "query 1 does not see key 3"),
-        ({"attention__score": "additive"}, (0, 0, 1), "scaled product of queries"),
+        ((9, 0, 1), "layer must be an integer from 0 to 2, got 9"),
+        ((0, 9, 1), "head must be an integer from 0 to 3, got 9"),
+        ((0, 0, 7), "query must be an integer from -5 to 4, got 7"),
+        ((0, 0, 1, 3), "query 1 does not see key 3"),
     ],
 )
-def test_refusals_name_what_is_wanted(fields, given, message):
-    _, model, params, example = subject(**fields)
+def test_refusals_name_what_is_wanted(given, message):
+    _, model, params, example = subject(**LLAMA)
     with pytest.raises(ValueError, match=message):
         why.pairs(model, params, example, *given)
+
+
+@pytest.mark.slow
+def test_scores_that_are_no_products_are_refused():
+    query = jnp.ones((1, 3, 2, 4))
+    _, whole = mh.attend(query, query, query, score=lambda q, k: q @ k.T)
+    with pytest.raises(ValueError, match="scaled product of queries and keys"):
+        components.scales(whole)
