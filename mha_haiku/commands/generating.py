@@ -48,8 +48,8 @@ def generate(
             top_k=top_k,
             top_p=top_p,
         )
-    progress.say("compiling")
-    (first,) = next(parts)
+        progress.say("compiling")
+        (first,) = next(parts)  # which checks the options
     is_continued = subject.config.model.family == "causal"
     print((prompt if is_continued else "") + first, end="", flush=True)
     for (part,) in parts:

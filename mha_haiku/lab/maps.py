@@ -118,22 +118,24 @@ def see(
       **options: As of `known`; a pooled map has no roles.
     """
     seen = Seen({}, {})
-    pooled = () if bins is None else [min(bins, x) for x in attention_map.shape[-2:]]
-    if not pooled:
+    pooled = None
+    if bins is not None:
+        num_queries, num_keys = attention_map.shape[-2:]
+        pooled = min(bins, num_queries), min(bins, num_keys)
+    if pooled is None:
         weights = attention_map.weights()
         if has_numbers:
             seen = known(attention_map, **options)
     elif has_numbers:
-        found = attention_map.statistics(
-            pooled=tuple(pooled), tokens=options.get("tokens")
-        )
+        tokens = options.get("tokens")
+        found = attention_map.statistics(pooled=pooled, tokens=tokens)
         weights = found.pooled
         seen = Seen(_flat(statistics.per_head(found), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
     origin, masked = attention_map.weighting.origin, None
     if not np.ndim(origin.query) and not np.ndim(origin.key):
-        masked = masked_cells(attention_map, *pooled)
+        masked = masked_cells(attention_map, *(pooled or ()))
     weights, masked = _flat((weights, masked), attention_map)
     seen = seen._replace(weights=weights, masked=masked)
     return jax.tree.map(lambda x: x[examples], seen)

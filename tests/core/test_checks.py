@@ -5,7 +5,6 @@ import pytest
 
 from mha_haiku.core import checks
 from mha_haiku.records import map_set
-from mha_haiku.subjects.verbs import prune_sweep
 from mha_haiku.training.runs import files
 
 
@@ -90,7 +89,6 @@ def test_checks_shorten_what_they_repeat():
         lambda path: files.read_lines(path),
         lambda path: files.LineWriter(path),
         lambda path: map_set.MapSet.load(path),
-        lambda path: prune_sweep.picture(path),
     ],
 )
 def test_only_regular_files_are_read(read, tmp_path):

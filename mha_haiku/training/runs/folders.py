@@ -92,7 +92,7 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
     with files.not_left_empty(root):
         files.make_folder("workdir", root)
         if not os.path.lexists(folder.config):
-            names = [x for x in os.listdir(root) if not checks.is_partial(x)]
+            names = [name for name in os.listdir(root) if name[0] != "."]
             if names == [log.name] and not log.is_symlink() and not log.stat().st_size:
                 names = []  # what a killed start leaves
             if names:

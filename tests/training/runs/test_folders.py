@@ -1,15 +1,13 @@
 """The folder of a run, and what comes back from it."""
 
-import hashlib
 import json
 import shutil
-import zipfile
 
 import jax
 import numpy as np
 import pytest
 
-from mha_haiku import runs, tasks
+from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, stepping
 from mha_haiku.training.runs import (
@@ -207,20 +205,3 @@ def test_a_config_that_does_not_fit_is_a_mistake(untrained, tmp_path, change, me
     with pytest.raises(ConfigError, match=message) as raised:
         folders.load_run(folder.root)
     assert len(str(raised.value).splitlines()) <= 2
-
-
-def test_data_of_a_run_is_not_unpacked_before_its_sizes_are_checked(tmp_path):
-    task = tasks.from_arrays(np.arange(24).reshape(4, 6) % 5, held_out_fraction=0.5)
-    folder = folders.Folder(tmp_path)
-    config = runs.default_config(task)
-    folders.write_config(folder, config, jax.local_devices()[:1], task)
-    with zipfile.ZipFile(folder.data, "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("inputs.npy", bytes(2**26 + 1))
-    digest = hashlib.sha256(folder.data.read_bytes()).hexdigest()
-    _rewrite(folder, lambda contents: contents.update(data_sha256=digest))
-    with pytest.raises(ConfigError, match="data.npz is not .* when unpacked"):
-        folders.read_kept(folder)
-    with folder.data.open("r+b") as file:
-        file.truncate(2**43)
-    with pytest.raises(ConfigError, match="data.npz cannot be read: its 8,796,093"):
-        folders.read_kept(folder)
