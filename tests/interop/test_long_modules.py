@@ -40,14 +40,14 @@ _VIT = dict(_SIZES, image_size=184, patch_size=4)  # 46 x 46 patches
 # Family: a class of transformers, the fields of its config, and the most bytes that a
 # compiled forward pass may take, as a share of the scores of a layer.
 FAMILIES = {
-    "gpt2": ("GPT2LMHeadModel", _GPT2, 0.6),
-    "llama": ("LlamaForCausalLM", _LLAMA, 0.6),
-    "gemma2": ("Gemma2ForCausalLM", dict(_LLAMA, sliding_window=64), 0.6),
-    "mistral": ("MistralForCausalLM", dict(_LLAMA, sliding_window=64), 0.6),
-    "qwen3": ("Qwen3ForCausalLM", _LLAMA, 0.6),
-    "bert": ("BertForMaskedLM", _SIZES, 0.6),
-    "t5": ("T5EncoderModel", dict(_T5, vocab_size=VOCABULARY), 0.6),
-    "vit": ("ViTModel", _VIT, 0.6),
+    "gpt2": ("GPT2LMHeadModel", _GPT2, 0.35),
+    "llama": ("LlamaForCausalLM", _LLAMA, 0.35),
+    "gemma2": ("Gemma2ForCausalLM", dict(_LLAMA, sliding_window=64), 0.35),
+    "mistral": ("MistralForCausalLM", dict(_LLAMA, sliding_window=64), 0.35),
+    "qwen3": ("Qwen3ForCausalLM", _LLAMA, 0.35),
+    "bert": ("BertForMaskedLM", _SIZES, 0.35),
+    "t5": ("T5EncoderModel", dict(_T5, vocab_size=VOCABULARY), 0.35),
+    "vit": ("ViTModel", _VIT, 0.42),
 }
 
 
@@ -80,7 +80,6 @@ def test_no_scores_of_all_queries_and_keys_are_in_memory(family):
         return dataclasses.replace(subject, params=params).logits(given)
 
     share = temporary_bytes(logits, subject.params) / SCORES
-    print(family, share)
     assert share < FAMILIES[family][-1]
 
 
