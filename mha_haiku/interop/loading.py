@@ -124,7 +124,8 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     tokenizer = None
     if sizes.num_tokens is not None:
         tokenizer = found.read_tokenizer(sizes.num_tokens)
-    if tokenizer is not None and (beyond := tokenizer.out_of_range):
+    is_read = isinstance(tokenizer, tokenization.Pretrained)
+    if is_read and (beyond := tokenizer.out_of_range):
         _logger.warning(
             f"{found.name} has a tokenizer of {beyond[-1] + 1} tokens, and a model of "
             f"{sizes.num_tokens}: texts that need one of the others, as "

@@ -71,8 +71,8 @@ def map_of_rows(
 
 
 def _weights_and_mask(found: list[Array]) -> tuple[Array, Array]:
-    weights, scores = (*found, None)[:2]
-    return weights, sited.seen_by(weights, scores)
+    weights, *scores = found
+    return weights, sited.seen_by(weights, scores[0] if scores else None)
 
 
 class _Score(sited.Known):

@@ -322,9 +322,14 @@ def is_cut(equation: Equation, output: Value, axis: int) -> bool:
     return has_rows or equation.name in ("broadcast_in_dim", "iota")
 
 
+def result_shape(eqn: Any) -> tuple[int, ...]:
+    """Returns the shape of the result of a product."""
+    return eqn.outvars[0].aval.shape
+
+
 def least_area(jaxpr: core.Jaxpr, limit: int) -> int | None:
     """Finds the least number of queries times keys; None without a product of both."""
-    shapes = [x.outvars[0].aval.shape for x in jaxprs.walk(jaxpr) if is_seed(x, limit)]
+    shapes = [result_shape(x) for x in jaxprs.walk(jaxpr) if is_seed(x, limit)]
     return min((math.prod(sorted(x)[-2:]) for x in shapes), default=None)
 
 

@@ -90,6 +90,7 @@ def links(equation: Equation, position: int, output: Value) -> list[int | None] 
     """
     params, name = equation.params, equation.name
     shape, size = equation.inputs[position].shape, len(output.shape)
+    none: list[int | None] = [None] * size
     if name == "dot_general":
         contracted, shared = params["dimension_numbers"]
         result: list[int | None] = list(shared[position])
@@ -118,17 +119,17 @@ def links(equation: Equation, position: int, output: Value) -> list[int | None] 
         return _scattered(equation, position, output)
     if name == "top_k" or name in _ALONG or name in _RESIZED:
         # Other inputs are numbers: where a slice begins, or what it is padded with.
-        return list(range(size)) if len(shape) == size else [None] * size
+        return list(range(size)) if len(shape) == size else none
     if name in ("site", "optimization_barrier"):
         is_same = equation.outputs.index(output) == position
-        return list(range(size)) if is_same else [None] * size
+        return list(range(size)) if is_same else none
     if name in jaxprs.CUSTOM:
         return _through(equation, position, equation.outputs.index(output))
     if name in ELEMENTWISE:
         # An axis of size 1 is the same for all.
         axes = range(size) if len(shape) == size else ()
         same = [i if shape[i] == output.shape[i] else None for i in axes]
-        return same or [None] * size
+        return same or none
     return None
 
 

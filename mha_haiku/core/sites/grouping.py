@@ -305,12 +305,12 @@ class Layout:
         axes = [i for i in np.flatnonzero(starts == before) if self.shape[i] > 1]
         if not axes or self.shape[axes[0]] != self.factors[factor]:
             return None
-        (axis, *_) = axes
+        axis = int(axes[0])
 
         def cut(sizes: tuple[int, ...], i: int) -> tuple[int, ...]:
             return (*sizes[:i], rows, *sizes[i + 1 :])
 
-        return int(axis), dataclasses.replace(
+        return axis, dataclasses.replace(
             self,
             shape=cut(self.shape, axis),
             factors=cut(self.factors, factor),

@@ -145,7 +145,7 @@ def whole(closed: core.ClosedJaxpr, limit: int) -> list[str]:
     """Lists the values of all queries and keys that a program makes, with the maker."""
     program, order, _ = _planned(closed, limit)
     seeds = [eqn for eqn in jaxprs.walk(closed.jaxpr) if components.is_seed(eqn, limit)]
-    lengths = {tuple(sorted(eqn.outvars[0].aval.shape)[-2:]) for eqn in seeds}
+    lengths = {tuple(sorted(components.result_shape(x))[-2:]) for x in seeds}
 
     def is_whole(value: Value) -> bool:
         counts = collections.Counter(value.shape)
@@ -252,26 +252,31 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
                 for x, y in zip(equation.outputs, results, strict=True)
             )
         totals = [
-            cuts.join(x.maker, total, here[x, None].astype(total.dtype))
+            cuts.join(_maker(x), total, here[x, None].astype(total.dtype))
             for x, total in zip(sums, totals, strict=True)
         ]
         return totals, [here[x, region.outputs[x]] for x in stacked]
 
     begin = [
-        jnp.full(x.shape, cuts.neutral(x.maker, x.aval.dtype), _sum_dtype(x))
+        jnp.full(x.shape, cuts.neutral(_maker(x), x.aval.dtype), _sum_dtype(x))
         for x in sums
     ]
     totals, parts = lax.scan(block, begin, jnp.arange(count))
     result = {}
     for x, total in zip(sums, totals, strict=True):
         result[x] = total.astype(x.aval.dtype)
-        if x.maker.name == "scatter-add":
-            result[x] += cuts.read(x.maker.inputs[0], values)
+        if _maker(x).name == "scatter-add":
+            result[x] += cuts.read(_maker(x).inputs[0], values)
     for x, part in zip(stacked, parts, strict=True):
         axis = region.outputs[x]
         assert axis is not None
         result[x] = _joined(part, axis, length)
     return result
+
+
+def _maker(value: Value) -> Equation:
+    assert value.maker is not None
+    return value.maker
 
 
 def _rows(length: int, largest: int) -> int:

@@ -153,7 +153,8 @@ def test_a_file_that_holds_no_such_task_costs_two_lines(capsys, arguments, messa
 def test_a_run_of_a_file_is_read_with_the_same_file(capsys):
     assert _train("mine.py:Step", "--config.task.step=2") == 0
     run = runs.load_run("run")
-    assert (run.config.task.name, run.task.step) == ("mine.py:Step", 2)
+    name = f"{pathlib.Path('mine.py').resolve()}:Step"
+    assert (run.config.task.name, run.task.step) == (name, 2)
     dump = ["dump_attention", "--workdir=run"]
     pathlib.Path("mine.py").write_text(SOURCE + "\n")
     capsys.readouterr()
@@ -273,7 +274,7 @@ def test_a_command_that_names_the_file_or_trusts_runs_executes_it(
 
     monkeypatch.setattr("mha_haiku.subjects.opening.train_observed", recorded)
     assert commands.run(["train", *typed, "--compilation_cache="]) == 2
-    assert read == ["evil.py:Step"]
+    assert read == [f"{pathlib.Path('evil.py').resolve()}:Step"]
     task_files._loaded.clear()
     with pytest.raises(ConfigError, match="would execute"):
         mh.load("stranger")  # the consent ended with the command
