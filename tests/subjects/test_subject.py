@@ -463,7 +463,10 @@ _REFUSALS = {
     "show": (lambda x: x.show(), "show is not for 'by hand', which has no task"),
     "inputs": (lambda x: x.maps(3.5), r"inputs must be a text, .*shape \(\)"),
     "empty": (lambda x: x.maps([""]), "inputs must not be empty"),
-    "tokens": (lambda x: x.generate("a", tokens=0), "tokens after a prompt of 1 must be"),
+    "tokens": (
+        lambda x: x.generate("a", tokens=0),
+        "tokens after a prompt of 1 must be",
+    ),
 }
 
 
