@@ -6,7 +6,7 @@ Run: python -m experiments.reproduce --claim=multi_query_recall
 import pathlib
 
 from experiments import claims
-from experiments.claims import reproducing, telling
+from experiments.claims import claim_pages, measurements
 from mha_haiku import commands
 from mha_haiku.commands.groups import Cache, Pictures
 from mha_haiku.core import checks
@@ -79,24 +79,24 @@ def reproduce(
             told = outcome.pilot if pilot else outcome.result()
             print(f"{outcome.claim.name}\n{told}\n", flush=True)
             if store:
-                reproducing.store(outcome.claim, pathlib.Path(workdir), STORED)
+                measurements.store(outcome.claim, pathlib.Path(workdir), STORED)
         print(f"Results and figures: {workdir}")
 
 
 def _list(wanted: list) -> None:
     for claim in wanted:
-        minutes = telling.Outcome.read(claim, STORED).seconds / 60
+        minutes = claim_pages.Outcome.read(claim, STORED).seconds / 60
         print(f"{claim.name} (took {minutes:.0f} min): {claim.sentence}")
         about = f"{claim.seeds} seeds; control: {claim.control}"
         print(f"    {claim.source.paper}; {about}")
 
 
 def _write_tables(wanted: list) -> None:
-    outcomes = [telling.Outcome.read(claim, STORED) for claim in wanted]
-    gallery = files.write(STORED / "README.md", telling.gallery(outcomes))
+    outcomes = [claim_pages.Outcome.read(claim, STORED) for claim in wanted]
+    gallery = files.write(STORED / "README.md", claim_pages.gallery(outcomes))
     for outcome in outcomes:
-        reproducing.draw(outcome, STORED)
-        reproducing.page(outcome, STORED)
+        measurements.draw(outcome, STORED)
+        measurements.page(outcome, STORED)
     print(f"Table: {gallery}\nPages and figures: {STORED}")
 
 

@@ -132,9 +132,9 @@ def _html(value: Any) -> str:
 
 def _save(value: Any, *arguments: Any) -> Any:
     from mha_haiku import subjects  # noqa: F401, makes itself known to it
-    from mha_haiku.showing import saving
+    from mha_haiku.showing import result_files
 
-    return saving.save(value, *arguments)
+    return result_files.save(value, *arguments)
 
 
 def _later(name: str) -> Callable:

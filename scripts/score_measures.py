@@ -46,7 +46,7 @@ import tqdm
 from mha_haiku import commands, heads, rasp
 from mha_haiku.core import checks, sites
 from mha_haiku.lab.heads import clean_runs as edited_runs
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.training import tasks
 
 Place = tuple[int, int]
@@ -375,16 +375,16 @@ def _areas(metric, shares) -> dict[str, float]:
     }
 
 
-@running.compiled
+@model_runs.compiled
 def _heads_kept(model, params, clean, corrupted, gates, *, metric):
     """Returns losses `[B, P]` with heads of gates `[P, L, H]` kept, no others."""
-    _, theirs = running.look(model, params, corrupted, ["*/heads"])
+    _, theirs = model_runs.look(model, params, corrupted, ["*/heads"])
     values = [*theirs.values()]
     run = edited_runs.Clean.of(model, params, clean, metric, lambda _: values)
     return edited_runs.over(run.gated, gates, clean).T
 
 
-@running.compiled
+@model_runs.compiled
 def _edges_kept(model, params, clean, corrupted, kept, *, metric):
     """Returns losses `[B, P]` with some edges kept, `[P, L H, L H + 1, 3]` booleans.
 
@@ -392,7 +392,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
     edges and of the corrupted run along the others; embeddings are clean, and
     feed-forward parts are recomputed from these. The last receiver is the logits.
     """
-    _, theirs = running.look(model, params, corrupted, ["*/heads"])
+    _, theirs = model_runs.look(model, params, corrupted, ["*/heads"])
     names = [*theirs]
     theirs = [*theirs.values()]
     num_heads = theirs[0].shape[-2]
@@ -414,7 +414,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
 
         for layer, name in enumerate(names):
             if not layer:  # which reads only embeddings
-                ours.append(running.look(model, params, clean, [name])[1][name])
+                ours.append(model_runs.look(model, params, clean, [name])[1][name])
                 continue
             path = name.removesuffix("heads")
             edits = {}
@@ -424,7 +424,7 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
                 def given(head, kind=kind, each=each, layer=layer):
                     change = mixed(layer * num_heads + head, kind)
                     given_run = sites.edit(
-                        functools.partial(running.run, model, params), change
+                        functools.partial(model_runs.run, model, params), change
                     )
                     found = sites.look(given_run, [each])(clean)[1][each]
                     return jnp.take(found, head, axis=-2)
@@ -432,9 +432,9 @@ def _edges_kept(model, params, clean, corrupted, kept, *, metric):
                 found = jax.lax.map(given, jnp.arange(num_heads))
                 found = jnp.moveaxis(found, 0, -2)
                 edits[each] = lambda _, found=found: found
-            edited = sites.edit(functools.partial(running.run, model, params), edits)
+            edited = sites.edit(functools.partial(model_runs.run, model, params), edits)
             ours.append(sites.look(edited, [name])(clean)[1][name])
-        output = running.run_edited(model, params, clean, mixed(-1, 0))
+        output = model_runs.run_edited(model, params, clean, mixed(-1, 0))
         return metric(output.logits, clean)
 
     return jax.lax.map(run, kept).T

@@ -12,7 +12,7 @@ import pytest
 
 from mha_haiku import models, runs, tasks
 from mha_haiku.core import fields
-from mha_haiku.training import evaluation, stepping
+from mha_haiku.training import evaluation, train_step
 from mha_haiku.training.runs import checkpoints, configuration, folders, loop, trainers
 
 
@@ -169,7 +169,7 @@ def _traced_once():
         key = (
             json.dumps(fields, sort_keys=True, default=repr),
             (task, tuple(placement.devices)),
-            (folders.make_model, stepping.gradients),  # which tests replace
+            (folders.make_model, train_step.gradients),  # which tests replace
         )
 
         def once(make):
@@ -181,7 +181,7 @@ def _traced_once():
             return made
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(stepping, "make_dispatch", once(stepping.make_dispatch))
+            patch.setattr(train_step, "make_dispatch", once(train_step.make_dispatch))
             patch.setattr(
                 evaluation, "make_evaluation", once(evaluation.make_evaluation)
             )

@@ -9,9 +9,9 @@ import inspect
 import pkgutil
 
 from experiments.claims.base import ARMS, Claim, Criterion, Curve, Source
+from experiments.claims.claim_pages import Outcome
 from experiments.claims.desk import Desk, Trained
-from experiments.claims.reproducing import reproduce
-from experiments.claims.telling import Outcome
+from experiments.claims.measurements import reproduce
 from mha_haiku.core import checks
 
 __all__ = [

@@ -14,7 +14,7 @@ import numpy as np
 
 from experiments.claims import training
 from mha_haiku.core import checks, fields, models
-from mha_haiku.subjects import computing, imported_runs
+from mha_haiku.subjects import computation, imported_runs
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
@@ -227,7 +227,7 @@ class Desk:
                 imported_runs.write(
                     f"package:{package}", folder, sequence_length=sequence_length
                 )
-            return computing.compact(Subject.of_folder(folder))
+            return computation.compact(Subject.of_folder(folder))
 
         return self.once(("imported", package, sequence_length), load)
 

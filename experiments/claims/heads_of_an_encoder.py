@@ -7,7 +7,7 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku.core import sites
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 
 _SENTENCES = 32  # of each seed
 _LENGTH = 64
@@ -126,7 +126,7 @@ class HeadsOfAnEncoder(base.Claim):
             )
         if arm == base.PLANTED:
             model = desk.once((self, "planted"), lambda: _planted(model))
-        example = computing.held_out(
+        example = computation.held_out(
             subject, range(_SENTENCES * seed, _SENTENCES * (seed + 1))
         )
         encoder = subject.task.encoder
@@ -169,7 +169,7 @@ def _divergences(model):
 
     @jax.jit
     def program(params, example):
-        maps = heads.running.run(model, params, example).maps
+        maps = heads.model_runs.run(model, params, example).maps
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *maps)
 
         def of_layer(one):

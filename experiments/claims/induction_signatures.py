@@ -190,6 +190,6 @@ def scores_of(model, params, example) -> dict[str, jax.Array]:
         weights = attention_map.weights()
         return copied(weights, 1), copied(weights, -1)
 
-    _, found = heads.running.look(model, params, example, {"*/map": both})
+    _, found = heads.model_runs.look(model, params, example, {"*/map": both})
     induction, anti = map(jnp.stack, zip(*found.values(), strict=True))
     return {"induction": induction, "anti-induction": anti}

@@ -10,7 +10,7 @@ import optax
 from experiments.claims import base
 from mha_haiku.core import models, sites
 from mha_haiku.lab.heads import edits, hard_concrete
-from mha_haiku.training import evaluation, stepping, tasks
+from mha_haiku.training import evaluation, tasks, train_step
 from mha_haiku.training.runs import configuration, folders
 
 _RATE, _GATE_RATE, _WARM_UP = 3e-3, 0.1, 100
@@ -286,16 +286,16 @@ class _Laboratory:
     def _sums(self, params, gates, example):
         on_heads = edits.on_parts(self._names, list(gates), edits.gated)
         model = self._model._replace(apply=sites.edit(self._model.apply, on_heads))
-        return stepping.loss_sums(
+        return train_step.loss_sums(
             model, self._task, params, None, example, is_training=False
         )
 
     def _batch(self, data, seed, step, count):
-        key = jax.random.fold_in(stepping.stream(seed, "data"), step)
+        key = jax.random.fold_in(train_step.stream(seed, "data"), step)
         return tasks.batch(self._task, key, data, jnp.arange(count))
 
     def _started(self, seed):
-        params = stepping.initial_state(
+        params = train_step.initial_state(
             self._model, optax.identity(), self._task, seed
         ).params
         logits = jnp.full(self._shape, _FIRST_LOGIT, jnp.float32)
@@ -313,7 +313,7 @@ class _Laboratory:
             index, rate = now
             params, moments, logits, gate_moments = state
             example = self._batch(data, seed, index, self._batch_size)
-            key = jax.random.fold_in(stepping.stream(seed, "dropout"), index)
+            key = jax.random.fold_in(train_step.stream(seed, "dropout"), index)
 
             def loss(params, logits):
                 drawn = hard_concrete.sample(logits, key)

@@ -10,7 +10,7 @@ from experiments.claims import base, induction_signatures
 from mha_haiku import interop
 from mha_haiku.core import attention, masks, models
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.training import tasks
 
 _CONTEXT = 512  # tokens of a text, its needles too
@@ -209,7 +209,7 @@ class _Laboratory:
     def texts(self, seed):
         """Returns two batches of texts with questions, and where answers are."""
         generator = np.random.default_rng(seed)
-        hay = computing.held_out(
+        hay = computation.held_out(
             self.subject, range(2 * _TEXTS * seed, 2 * _TEXTS * (seed + 1))
         )
         made = [self._text(generator, x) for x in np.asarray(hay.inputs)]
@@ -295,7 +295,7 @@ def _copied(model, params, example, asked, at, *, seen):
 
         return jax.vmap(of_text)(attention_map, asked.reshape(len(asked), -1))
 
-    output, found = heads.running.look(model, params, example, {"*/map": largest})
+    output, found = heads.model_runs.look(model, params, example, {"*/map": largest})
     flat = asked.reshape(len(asked), -1)
     wanted = jnp.take_along_axis(example.targets, flat, axis=1)
     likeliest = jnp.take_along_axis(output.logits.argmax(-1), flat, axis=1)

@@ -12,7 +12,7 @@ from scipy.sparse import csgraph
 from experiments.claims import base
 from mha_haiku.core import attention
 from mha_haiku.lab import heads
-from mha_haiku.training import optimizers, runs, stepping, tasks
+from mha_haiku.training import optimizers, runs, tasks, train_step
 
 _LAYERS = 6
 _PUBLISHED = {"raw": 0.29, "roll-out": 0.71, "flow": 0.70}  # of table 1, last layer
@@ -240,7 +240,7 @@ def _untrained(trained, seed):
 
     def initial(seed):
         model, task = trained.model, trained.task
-        return stepping.initial_state(model, optimizer, task, seed).params
+        return train_step.initial_state(model, optimizer, task, seed).params
 
     return jax.device_get(jax.jit(initial)(seed))
 

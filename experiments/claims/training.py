@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
+from mha_haiku.training import devices, evaluation, optimizers, tasks, train_step
 from mha_haiku.training.runs import configuration, folders, trainers
 
 
@@ -39,13 +39,13 @@ def train(
     shared: dict[str, Any] = dict(batch_size=training.batch_size, placement=placement)
     trained = optimizers.without_frozen(model, config.optimizer)
     most = training.steps_per_dispatch
-    dispatch = stepping.make_dispatch(
+    dispatch = train_step.make_dispatch(
         trained, task, optimizer, max_steps=most, **shared
     )
     evaluate = evaluation.make_evaluation(
         model, task, num_examples=training.evaluation_examples, **shared
     )
-    initial = jax.jit(lambda x: stepping.initial_state(model, optimizer, task, x))
+    initial = jax.jit(lambda x: train_step.initial_state(model, optimizer, task, x))
     numbers: Any = np.array(seeds, np.uint32)
     states = [jax.device_get(initial(seed)) for seed in numbers]
     state = placement.put(jax.tree.map(lambda *x: np.stack(x), *states))

@@ -3,7 +3,7 @@
 `python -m mha_haiku` lists them. A file in `experiments/` runs one.
 """
 
-from mha_haiku.commands import generating, workflows  # noqa: F401  (enter commands)
+from mha_haiku.commands import generation, workflows  # noqa: F401  (enter commands)
 from mha_haiku.commands.table import choose, command, commands, main, program, run
 
 __all__ = ["choose", "command", "commands", "main", "program", "run"]

@@ -15,7 +15,7 @@ import jax
 from mha_haiku.commands import config_files
 from mha_haiku.commands.signatures import Overrides
 from mha_haiku.core import checks
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 from mha_haiku.subjects.subject import RunSubject, Subject
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -111,10 +111,10 @@ class Pictures(Group):
 
     def ready(self) -> None:
         """Sets the style, and refuses formats that matplotlib does not have."""
-        if self.dark and drawing.is_possible():
-            drawing.dark()
+        if self.dark and canvas.is_possible():
+            canvas.dark()
         with checks.user_mistakes():
-            if not drawing.formats_of([word for word in self.format if word]):
+            if not canvas.formats_of([word for word in self.format if word]):
                 raise ValueError("formats must name one at least, such as png.")
 
 

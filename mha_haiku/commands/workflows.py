@@ -11,9 +11,9 @@ from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command, place, tell
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import dossiers, imported_runs, observers, opening
+from mha_haiku.subjects import dossiers, entry_points, imported_runs, observers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import VERBS, dumping, saved_models
+from mha_haiku.subjects.verbs import VERBS, dumps, saved_models
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import files, progress
 
@@ -40,18 +40,20 @@ def train(
       override_config: Resume a run even though its config was different.
     """
     resolved, workdir = config.value, config.folder
-    summary = opening.train_observed(resolved, workdir, override_config=override_config)
+    summary = entry_points.train_observed(
+        resolved, workdir, override_config=override_config
+    )
     if summary.interrupted:  # no maps then, which take a while
         if cluster.leave():  # only the first process prints
             print("Interrupted; the same command resumes from here.", file=sys.stderr)
             dump = dossiers.command("dump_attention", workdir)
             print(f"Its maps so far: {dump}", file=sys.stderr)
         return 130
-    maps = dumping.dump(Subject.of_folder(workdir))
+    maps = dumps.dump(Subject.of_folder(workdir))
     if not cluster.leave():
         return 0
     progress.say("drawing")
-    dumping.write_report(maps.parent, pictures.format)
+    dumps.write_report(maps.parent, pictures.format)
     for picture in observers.draw(workdir, pictures.format):
         print(f"Picture:        {picture}")
     print(f"Summary:        {workdir / 'summary.json'}")
@@ -140,7 +142,7 @@ def dump_attention(
         raise ConfigError(f"--text={text} is a file. Did you mean --text_file={text}?")
     if out is not None:
         place(out, run.workdir, "attention")  # before the work
-    maps = dumping.dump(
+    maps = dumps.dump(
         run.subject(),
         layers=layers,
         heads=heads,
@@ -150,7 +152,7 @@ def dump_attention(
         weights=weights,
     )
     if cluster.leave():
-        dumping.write_report(maps.parent, pictures.format)
+        dumps.write_report(maps.parent, pictures.format)
         print(f"Attention maps: {maps.parent / 'index.html'}")
 
 

@@ -4,7 +4,7 @@
 came, and models made here in ours. PyTorch modules are wrapped, see `torch_modules`.
 """
 
-from mha_haiku.interop.loading import Imported, Sizes, load, sizes_of
-from mha_haiku.interop.saving import save
+from mha_haiku.interop.loader import Imported, Sizes, load, sizes_of
+from mha_haiku.interop.writer import save
 
 __all__ = ["Imported", "Sizes", "load", "save", "sizes_of"]

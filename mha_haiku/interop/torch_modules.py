@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.interop import loading, sources
+from mha_haiku.interop import loader, sources
 from mha_haiku.interop.families import FAMILIES
 from mha_haiku.training.tasks import tokenization
 
@@ -281,10 +281,10 @@ def load(found: sources.Source, *, dtype: Any = None) -> tuple[Any, Any] | None:
         the extra `torch` is missing.
     """
     kind = found.config.get("model_type")
-    if found.folder is None or kind in (*FAMILIES, loading.OWN):
+    if found.folder is None or kind in (*FAMILIES, loader.OWN):
         return None
     try:
-        loading.family_of(found.config)
+        loader.family_of(found.config)
     except checks.ConfigError as error:
         unknown = str(error)
     try:

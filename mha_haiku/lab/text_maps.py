@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import attention, display, models
-from mha_haiku.core.attention import sited
-from mha_haiku.lab.heads import running
+from mha_haiku.core.attention import map_sites
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.records import Layer, labels
 
 
@@ -91,7 +91,7 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         kinds = tuple(kind for kind, count in pairs for _ in range(count))
     elif isinstance(value, Mapping | list | tuple):
         # Of a wrapped encoder-decoder, modules have the names.
-        kinds = [running.kind_of(str(name)) for name in value]
+        kinds = [model_runs.kind_of(str(name)) for name in value]
         if not isinstance(value, Mapping) or len(set(kinds)) == 1:
             kinds = [""] * len(value)
     else:
@@ -210,7 +210,7 @@ def _map_of_weights(value: Any) -> attention.AttentionMap:
     weights = np.asarray(value)
     sums = weights.sum(-1)
     are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
-    return sited.map_of_weights(weights, are_shares=bool(are_shares))
+    return map_sites.map_of_weights(weights, are_shares=bool(are_shares))
 
 
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,7 +24,7 @@ def learning(
     """
     units = {"loss": "loss, nats per target", "accuracy": "accuracy"}
 
-    sheet = drawing.sheet(9.0, 3.6, title=title)
+    sheet = canvas.sheet(9.0, 3.6, title=title)
     for axes, (name, label) in zip(sheet.subplots(1, 2), units.items(), strict=True):
         _axes(axes, "training step", label)
         for key, text, style in (
@@ -65,13 +65,13 @@ def pruning(
         "forward pass, times faster than the whole model's": speed_ups,
     }
     panels = {label: lines for label, lines in panels.items() if lines}
-    sheet = drawing.sheet(4.2 * len(panels), 3.6, title=title)
+    sheet = canvas.sheet(4.2 * len(panels), 3.6, title=title)
     grid = sheet.subplots(1, len(panels))
     for axes, (label, lines) in zip(grid, panels.items(), strict=True):
         for i, (name, values) in enumerate(lines.items()):
             style = {"ls": "--", "color": "0.5"} if i else {"marker": "o"}
-            if name in drawing.KINDS:
-                style = {"marker": ".", "color": drawing.KINDS[name]}
+            if name in canvas.KINDS:
+                style = {"marker": ".", "color": canvas.KINDS[name]}
             axes.plot(kept, values, label=name, **style)
         _axes(axes, "heads kept", label)
         axes.legend(fontsize=7)

@@ -12,7 +12,7 @@ import numpy as np
 
 from mha_haiku.records import labels
 from mha_haiku.records.map_set import Axis, MapSet
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -59,7 +59,7 @@ def pictures(
         number = place if layer.number is None else layer.number
         for kind in formats if layer.heads else ():
             name = f"{layer.kind or 'layer'}_{number:02d}.{kind}"
-            yield name, drawing.content(draw, kind)
+            yield name, canvas.content(draw, kind)
 
 
 def of_example(
@@ -115,19 +115,19 @@ def of_example(
             float(np.nanmax(np.abs(one.weights[i][h]), initial=0.0)) for i, h in places
         )
     # Rounded up, so that the top of the bar carries a number: 1 rather than 0.998.
-    top = drawing.rounded_up(largest)
+    top = canvas.rounded_up(largest)
     power = 1.0 if scale == "linear" else 0.5
     norm = matplotlib.colors.PowerNorm(power, vmin=0.0, vmax=top)
     if signed:  # 0 is in the middle
         bends = functools.partial(_bent, power), functools.partial(_bent, 1 / power)
         norm = matplotlib.colors.FuncNorm(bends, vmin=-top, vmax=top, clip=True)
 
-    sheet = drawing.sheet(*size, title=_literal(title or ""), note=note)
+    sheet = canvas.sheet(*size, title=_literal(title or ""), note=note)
     grid = sheet.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     images = []
     for axes, (i, h) in zip(grid.flat, places, strict=False):
         layer = maps.layers[i]
-        axes.set_facecolor(drawing.absent())
+        axes.set_facecolor(canvas.absent())
         image = axes.imshow(
             np.ma.masked_invalid(one.drawn(i)[h].astype(np.float32)),
             norm=norm,
@@ -136,7 +136,7 @@ def of_example(
         )
         images.append(image)
         if aligned is not None:
-            drawing.frames(axes, aligned)
+            canvas.frames(axes, aligned)
         name = f"{layer.name}, " if others else ""
         name = _literal(f"{name}head {layer.heads[h]}", 40)
         axes.set_title(name, fontsize=9, parse_math=False)
@@ -212,4 +212,4 @@ def _step(cells: int) -> int:
 
 
 def _literal(text: str, longest: int = 200) -> str:
-    return labels.drawable(labels.one_line(text), drawing.fonts()[1], longest)
+    return labels.drawable(labels.one_line(text), canvas.fonts()[1], longest)

@@ -14,7 +14,7 @@ import numpy as np
 
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import Columns
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -44,7 +44,7 @@ def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
     across = max(3.2, min(0.42 * num_heads, 8) + 1.3)
     down = max(1.75, min(0.3 * num_layers, 8) + 1.05)
 
-    sheet = drawing.sheet(
+    sheet = canvas.sheet(
         columns * across,
         0.7 + rows * down,
         title=title,
@@ -65,7 +65,7 @@ def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
     has_errors = any(_errors(column) is not None for column in numbers.values())
     shown = "mean and standard error" if has_errors else "mean"
 
-    sheet = drawing.sheet(
+    sheet = canvas.sheet(
         sum(across) + 2.4,
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
@@ -95,10 +95,10 @@ def _draw_cells(
         names, columns = np.full(numbers.mean.shape, "", object), []
         for row, layer in zip(names, layers, strict=True):
             row[: len(layer.heads)] = layer.heads
-    drawing.heat_map(
+    canvas.heat_map(
         axes,
         numbers.mean,
-        drawing.Scale.of(numbers.mean, numbers.unit),
+        canvas.Scale.of(numbers.mean, numbers.unit),
         rows=_some(x.name if x.kind else x.number for x in layers),
         columns=columns,
         unit=numbers.unit,
@@ -133,12 +133,12 @@ def _draw_bars(
     places = tuple(order.T)
     errors = _errors(numbers)
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
-    colors = [drawing.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
+    colors = [canvas.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
     spread = None if errors is None else errors[places]
     heights = numbers.mean[places]
     axes.bar(range(len(order)), heights, yerr=spread, color=colors, capsize=2)
     if kinds:
-        legend = [patches.Patch(color=drawing.KINDS[x], label=x) for x in kinds]
+        legend = [patches.Patch(color=canvas.KINDS[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)
     axes.axhline(0, color="0.5", lw=0.5)
     label = "" if numbers.label == name else numbers.label

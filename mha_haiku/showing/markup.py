@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mha_haiku.records import labels
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 
 _MOST_COLUMNS = 16  # up to which cells have their numbers in them
 _LONGEST = 200
@@ -88,7 +88,7 @@ def heat_table(
     rows: Sequence[str],
     columns: Sequence[str] | None = None,
     meanings: Sequence[str] = (),
-    scales: Sequence[drawing.Scale],
+    scales: Sequence[canvas.Scale],
     titles: np.ndarray | None = None,
     shown: np.ndarray | None = None,
     corner: str = "head",
@@ -112,7 +112,7 @@ def heat_table(
             if np.isnan(number):
                 cells.append(tag("td", style=_CELL))
                 continue
-            text = drawing.number(number) if shown is None else str(shown[i, j])
+            text = canvas.number(number) if shown is None else str(shown[i, j])
             color, ink = paint(number, scales[i])
             style = f"{_CELL};background:{color};color:{ink}"
             title = text if titles is None else str(titles[i, j])
@@ -144,7 +144,7 @@ def picture(image: np.ndarray, *, alt: str) -> Html:
     )
 
 
-def colors(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
+def colors(values: np.ndarray, scale: canvas.Scale) -> np.ndarray:
     """Computes the colors of numbers, `[..., 3]` uint8; gray where they are NaN."""
     stops = _STOPS[scale.colors]
     share = (np.asarray(values, float) - scale.low) / (scale.high - scale.low)
@@ -155,10 +155,10 @@ def colors(values: np.ndarray, scale: drawing.Scale) -> np.ndarray:
     return np.where(np.isnan(share)[..., None], MASKED, rgb)
 
 
-def paint(value: float, scale: drawing.Scale) -> tuple[str, str]:
+def paint(value: float, scale: canvas.Scale) -> tuple[str, str]:
     """Computes the color of a number and of text on it, as CSS colors."""
     rgb = colors(np.array(value), scale)
-    ink = {"black": "#000", "white": "#fff"}[drawing.ink(rgb / 255.0)]
+    ink = {"black": "#000", "white": "#fff"}[canvas.ink(rgb / 255.0)]
     return "#" + bytes(rgb.tolist()).hex(), ink
 
 
@@ -169,7 +169,7 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     larger maps a pixel is the largest weight of its cells.
     """
     maps = np.asarray(maps, float)
-    largest = drawing.rounded_up(np.nanmax(np.abs(maps), initial=0.0))
+    largest = canvas.rounded_up(np.nanmax(np.abs(maps), initial=0.0))
     low = -largest if (maps < 0).any() else 0.0
     small = [_shrunk(cells, side) for cells in maps]
     # Cells of small maps are squares of several pixels; a map is at least 1 x 1.
@@ -180,7 +180,7 @@ def thumbnails(maps: np.ndarray, *, columns: int, side: int) -> np.ndarray:
     across, gap = min(columns, len(small)), _GAP
     sheet = np.empty((rows * (height + gap) - gap, across * (width + gap) - gap, 3))
     sheet[:] = PAPER
-    scale = drawing.Scale(low, largest, "RdBu_r" if low else "viridis")
+    scale = canvas.Scale(low, largest, "RdBu_r" if low else "viridis")
     for i, cells in enumerate(small):
         row, column = divmod(i, columns)
         top, left = row * (height + gap), column * (width + gap)

@@ -11,7 +11,7 @@ import numpy as np
 from mha_haiku import records
 from mha_haiku.records import tables
 from mha_haiku.records.heads import ROLE
-from mha_haiku.showing import drawing, head_figures, markup, plotting, shown
+from mha_haiku.showing import canvas, head_figures, markup, plots, readings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,13 +66,13 @@ class Grid(NamedTuple):
             cell = max(0.75, 0.07 * max(map(len, self.texts.flat), default=0))
         width = max(4.0, cell * len(self.columns) + 2)
         height = max(2.0, 0.3 * len(self.rows) + 1.4)
-        sheet = drawing.sheet(width, height, title=title or self.title)
+        sheet = canvas.sheet(width, height, title=title or self.title)
         self.draw(sheet.subplots())
         return sheet
 
     def draw(self, axes: "Axes") -> None:
         """Draws the cells and their color bar."""
-        drawing.heat_map(
+        canvas.heat_map(
             axes,
             self.values,
             self._scale(),
@@ -83,9 +83,9 @@ class Grid(NamedTuple):
         )
         axes.set(ylabel=self.axes[0], xlabel=self.axes[1])
 
-    def _scale(self) -> drawing.Scale:
+    def _scale(self) -> canvas.Scale:
         unit = self.unit if self.unit in _SHARES else "nats"
-        return drawing.Scale.of(self.values, unit)
+        return canvas.Scale.of(self.values, unit)
 
 
 def visible(text: str) -> str:
@@ -108,8 +108,8 @@ def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
 
 def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
     """Registers the grid of a class's numbers, to show and draw its objects."""
-    shown.fragment.register(kind, lambda value: grid(value).html())
-    plotting.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
+    readings.fragment.register(kind, lambda value: grid(value).html())
+    plots.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
 
 def _of_heads(found: records.Heads) -> Grid:
@@ -126,7 +126,7 @@ def _of_heads(found: records.Heads) -> Grid:
         texts = np.char.add(names.astype(str), np.reshape(scores, names.shape))
         values = np.where(names == "", np.nan, np.nan_to_num(values))
     elif column.standard_error is not None:
-        titles = shown.with_errors(values, column.standard_error)
+        titles = readings.with_errors(values, column.standard_error)
         texts = titles if values.shape[1] <= _MOST_WITH_ERRORS else None
         note += ", mean ± standard error"
     return Grid(
@@ -142,11 +142,11 @@ def _of_heads(found: records.Heads) -> Grid:
     )
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(found: records.Heads) -> markup.Html:
     """Shows one column as cells, and all columns in a folded table."""
     if len(found.layers) == 1 and len(found.numbers) > 1:
-        return shown.of_one_layer(found)
+        return readings.of_one_layer(found)
     cells = _of_heads(found).html()
     if len(found.columns) == 1:
         return cells
@@ -155,7 +155,7 @@ def _(found: records.Heads) -> markup.Html:
     return markup.Html(cells + markup.tag("details", summary, table))
 
 
-@plotting.figure_of.register(records.Heads)
+@plots.figure_of.register(records.Heads)
 def _(found: records.Heads, *, title: str | None) -> "Figure":
     if found.first.names is not None:
         return _of_heads(found).figure(title)
@@ -166,7 +166,7 @@ def bars(
     names: Sequence[str], values: Sequence[float], label: str, *, title: str
 ) -> "Figure":
     """Draws a horizontal bar for each number, from above."""
-    sheet = drawing.sheet(6.5, max(1.8, 0.22 * len(names) + 1.2), title=title)
+    sheet = canvas.sheet(6.5, max(1.8, 0.22 * len(names) + 1.2), title=title)
     axes = sheet.subplots()
     colors = ["tab:red" if value > 0 else "tab:blue" for value in values]
     axes.barh(range(len(names)), values, color=colors)

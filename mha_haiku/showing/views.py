@@ -3,8 +3,8 @@
 import numpy as np
 
 from mha_haiku.records.map_set import Dossier
-from mha_haiku.showing import fitting, markup, page
-from mha_haiku.showing.shown import View
+from mha_haiku.showing import byte_budget, markup, page
+from mha_haiku.showing.readings import View
 
 BUDGET = 1_000_000  # bytes of a view in a notebook, of which a cell should have no more
 _HEIGHT = 680  # pixels of a page inside of a notebook
@@ -20,7 +20,7 @@ def of_dossier(whole: Dossier, *, budget: int) -> View:
       ValueError: If not even the smallest cut fits.
     """
     size = 0
-    for shown in fitting.cuts(whole.check(), budget):
+    for shown in byte_budget.cuts(whole.check(), budget):
         html = page.render(shown)
         inline = _inline(shown, html)
         if (size := len(inline.encode())) <= budget:

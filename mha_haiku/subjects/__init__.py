@@ -7,7 +7,7 @@ from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import pictures as _pictures  # noqa: F401  (shows itself)
 from mha_haiku.subjects import verbs
 from mha_haiku.subjects.answers import Compositions, Lens, Strongest
-from mha_haiku.subjects.opening import load, train, wrap
+from mha_haiku.subjects.entry_points import load, train, wrap
 from mha_haiku.subjects.subject import Subject, verb
 
 __all__ = [

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from mha_haiku.records import Result
-from mha_haiku.showing import markup, measurements, plotting, shown
+from mha_haiku.showing import markup, measurements, plots, readings
 from mha_haiku.showing.measurements import Grid, rows_table, shows, visible
 
 if TYPE_CHECKING:
@@ -212,7 +212,7 @@ shows(Rollout, _of_rollout)
 shows(Compositions, _of_compositions)
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(strongest: Strongest) -> markup.Html:
     return markup.block(
         strongest.title,
@@ -221,7 +221,7 @@ def _(strongest: Strongest) -> markup.Html:
     )
 
 
-@plotting.figure_of.register(Strongest)
+@plots.figure_of.register(Strongest)
 def _(strongest: Strongest, *, title: str | None) -> "Figure":
     names = []
     for row in strongest.rows():

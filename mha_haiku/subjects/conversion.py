@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import arguments, checks
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
@@ -50,7 +50,7 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
         batch, is_one = _of_pair(codec, given)
     else:
         batch, is_one = _batch(codec, given)
-    running.check_tokens(subject.model, subject.params, batch)
+    model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
     return batch, is_one
 
@@ -118,7 +118,7 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
             f"examples must be a batch of examples, with targets: {subject.name!r} "
             "does not predict the next token."
         )
-    valid = np.asarray(running.valid(tokens.shape[1], batch, ""))
+    valid = np.asarray(model_runs.valid(tokens.shape[1], batch, ""))
     weights = valid & np.pad(valid, [(0, 0), (0, 1)])[:, 1:]
     if not weights.any(1).all():
         raise ValueError("examples must have at least two tokens, to predict the next.")
@@ -208,7 +208,7 @@ def kind_of(subject: Subject, layer: int, batch: tasks.Example) -> str:
 
     The parts of a function are those that it has on the batch.
     """
-    kinds = running.kinds_of(subject.model, subject.params, batch)
+    kinds = model_runs.kinds_of(subject.model, subject.params, batch)
     return kinds[layer] if kinds else ""
 
 
@@ -240,7 +240,7 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     if labels is None or labels.ndim != 2:
         return batch
     # A query at padding has nothing to predict from, whatever its label.
-    counted = running.valid(labels.shape[1], batch, "decoder")
+    counted = model_runs.valid(labels.shape[1], batch, "decoder")
     return batch._replace(weights=batch.weights * np.asarray(counted))
 
 
@@ -372,7 +372,7 @@ def lengths(batch: tasks.Example) -> list[int]:
     if batch.lengths is not None:
         return np.asarray(batch.lengths).tolist()
     size = np.shape(batch.inputs)[1]
-    return np.asarray(running.valid(size, batch, "")).sum(1).tolist()
+    return np.asarray(model_runs.valid(size, batch, "")).sum(1).tolist()
 
 
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:

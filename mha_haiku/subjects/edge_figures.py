@@ -13,7 +13,7 @@ import numpy as np
 from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import graph
-from mha_haiku.showing import drawing, markup, plotting, shown
+from mha_haiku.showing import canvas, markup, plots, readings
 from mha_haiku.showing.measurements import Grid, bars, rows_table, shows, visible
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ def _of_edges(edges: heads.Edges) -> Grid:
     )
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(answer: heads.why.Answer) -> markup.Html:
     table = rows_table(answer.rows(_MOST_ROWS), digits=4)
     return markup.block(answer.title, table, note=heads.why.HELD)
 
 
-@plotting.figure_of.register(heads.why.Answer)
+@plots.figure_of.register(heads.why.Answer)
 def _(what: heads.why.Answer, *, title: str | None) -> "Figure":
     """Draws the largest terms as bars, labeled by their components."""
     rows = what.rows(_MOST_ROWS)
@@ -105,7 +105,7 @@ shows(heads.Patched, _of_patched)
 shows(heads.Edges, _of_edges)
 
 
-@plotting.figure_of.register(heads.Edges)
+@plots.figure_of.register(heads.Edges)
 def _(what: heads.Edges, *, title: str | None) -> "Figure":
     """Draws a graph of the strongest edges, and next to it all edges as cells."""
     grid = _of_edges(what)
@@ -115,21 +115,21 @@ def _(what: heads.Edges, *, title: str | None) -> "Figure":
     up = max(y for _, y in places.values())
     height = max(3.0, 0.25 * len(grid.rows) + 1.5, 0.7 * up + 2)
     width = 6 + 0.3 * len(grid.columns)
-    sheet = drawing.sheet(width, height, title=title or grid.title)
+    sheet = canvas.sheet(width, height, title=title or grid.title)
     graph_axes, cells = sheet.subplots(1, 2)
     grid.draw(cells)
     _draw_graph(graph_axes, what, strongest, places)
     return sheet
 
 
-@plotting.figure_of.register(heads.Circuit)
+@plots.figure_of.register(heads.Circuit)
 def draw_circuit(what: heads.Circuit, *, title: str | None) -> "Figure":
     """Draws the graph of a circuit; by default the title has its faithfulness."""
     places = _places(what.edges, what.kept)
     across, up = np.max(list(places.values()), axis=0)
     width = max(4.5, 1.2 * across + 2)
     title = title or ": ".join(filter(None, [what.title, headline(what)]))
-    sheet = drawing.sheet(width, 0.9 * up + 2, title=title)
+    sheet = canvas.sheet(width, 0.9 * up + 2, title=title)
     _draw_graph(sheet.subplots(), what.edges, what.kept, places)
     return sheet
 
@@ -207,14 +207,14 @@ def headline(circuit: heads.Circuit) -> str:
     )
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(what: heads.Circuit) -> markup.Html:
     names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
     names["value"] = what.edges.unit
     rows = ({names[x]: row[x] for x in names} for row in what.rows())
     parts = [rows_table(rows, digits=3)]
-    if drawing.is_possible():
-        image = drawing.content(functools.partial(draw_circuit, what, title=" "))
+    if canvas.is_possible():
+        image = canvas.content(functools.partial(draw_circuit, what, title=" "))
         source = f"data:image/png;base64,{base64.b64encode(image).decode()}"
         image = f'<img alt="The graph" style="max-width:100%" src="{source}">'
         parts.insert(0, markup.Html(image))

@@ -11,10 +11,10 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks, fields
-from mha_haiku.showing import curves, saving
-from mha_haiku.subjects import computing, dossiers
+from mha_haiku.showing import curves, result_files
+from mha_haiku.subjects import computation, dossiers
 from mha_haiku.subjects.subject import Subject, check_task
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import (
     configuration,
@@ -47,7 +47,7 @@ class Snapshots(loop.Observer):
         model = folders.make_model(config.model, task)  # in this process only
         name = folder.root.resolve().name
         run: dict[str, Any] = dict(config=config, task=task, step=step, folder=folder)
-        subject = Subject(model, None, name, progress=computing.silent, **run)
+        subject = Subject(model, None, name, progress=computation.silent, **run)
         self._subject, self._folder = check_task(subject, "training"), folder.snapshots
         for each in dossiers.steps_of(self._folder):
             if each > step:
@@ -62,7 +62,7 @@ class Snapshots(loop.Observer):
         path = self._folder / str(step) / "maps.npz"
         if path.exists():
             return
-        maps = dumping.measured(  # on this process alone
+        maps = dumps.measured(  # on this process alone
             self._subject.replace(params=params, step=step),
             means=False,
             devices=jax.local_devices()[:1],
@@ -116,4 +116,4 @@ def draw(workdir: str | os.PathLike, formats: Sequence[str] = ("png",)) -> list[
     if picture is None:
         return []
     path = folder.attention / "learning_curve.png"
-    return saving.write_pictures(path, picture, formats)
+    return result_files.write_pictures(path, picture, formats)

@@ -19,17 +19,17 @@ from mha_haiku.lab import maps, statistics, text_maps
 from mha_haiku.records import Layer, labels
 from mha_haiku.records.map_set import Dossier, MapSet
 from mha_haiku.showing import (
-    drawing,
+    canvas,
     figures,
     head_figures,
     markup,
-    plotting,
-    shown,
+    plots,
+    readings,
     views,
 )
-from mha_haiku.subjects import computing, dossiers, edge_figures, observers  # noqa: F401
+from mha_haiku.subjects import computation, dossiers, edge_figures, observers  # noqa: F401
 from mha_haiku.subjects.subject import Subject, has_task
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training.runs import folders
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ def show(
     key_tokens: Any = None,
     compare: Any = None,
     budget: int = views.BUDGET,
-) -> shown.View:
+) -> readings.View:
     """Shows attention maps, a run, or numbers of heads.
 
     Maps become an interactive page, whole up to 512 positions and pooled beyond. If it
@@ -88,7 +88,7 @@ def show(
     elif found is not None:
         whole = _compared(found, compare, **texts)
     elif not has_own(maps_or_run):
-        return shown.view(maps_or_run, **texts, compare=compare)
+        return readings.view(maps_or_run, **texts, compare=compare)
     else:
         for name, text in texts.items():
             if text is not None:
@@ -202,7 +202,7 @@ def plot(
         size = width, height
     texts = {"tokens": tokens, "key_tokens": key_tokens}
     found = text_maps.text_maps(what, **texts)
-    with drawing.style():
+    with canvas.style():
         if found is not None:
             of_layers = text_maps.layers_of(found.maps)
             count = math.prod(list(of_layers.values())[-1].shape[:-3])
@@ -225,7 +225,7 @@ def plot(
                         f"{name} is for attention maps, and not for "
                         f"{type(what).__name__}."
                     )
-            figure = plotting.figure_of(what, title=title)
+            figure = plots.figure_of(what, title=title)
             if size is not None:
                 figure.set_size_inches(size)
             return figure
@@ -266,7 +266,7 @@ def html(value: Any) -> str:
     try:
         if isinstance(value, MapSet) or text_maps.text_maps(value) is not None:
             return show(value).inline
-        return shown.fragment(value)
+        return readings.fragment(value)
     except ValueError as error:
         why = markup.tag("div", f"Not shown: {error}")
         return markup.tag("div", markup.preformatted(repr(value)), why)
@@ -292,8 +292,8 @@ def map_set_of(value: Any) -> MapSet:
     if not has_task(value):
         raise ValueError(f"{value.name} has no task: show its maps of inputs.")
     config = value.config.replace(attention=dict(dtype="float32"))
-    return dumping.measured(
-        value.replace(config=config, progress=computing.silent),
+    return dumps.measured(
+        value.replace(config=config, progress=computation.silent),
         means=False,
         weights=value.task.sequence_length <= maps.WHOLE,
         devices=jax.local_devices()[:1],
@@ -353,12 +353,12 @@ def named(value: Any) -> tuple[str, Any]:
 # --- Statistics of one map
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(found: attention.Statistics) -> markup.Html:
-    return shown.of_one_layer(statistics.heads_of(found))
+    return readings.of_one_layer(statistics.heads_of(found))
 
 
-@plotting.figure_of.register(attention.Statistics)
+@plots.figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
     found = statistics.heads_of(what)
     return head_figures.picture(found, title=title or "Statistics of heads")
@@ -367,13 +367,13 @@ def _(what: attention.Statistics, *, title: str | None) -> "Figure":
 # --- In a notebook, by itself
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(run: folders.Run) -> markup.Html:
     title = f"Run of {run.config.task.name}, step {run.step:,}"
-    return shown.fragment(Subject.of_run(run, title))
+    return readings.fragment(Subject.of_run(run, title))
 
 
-@shown.fragment.register
+@readings.fragment.register
 def _(subject: Subject) -> markup.Html:
     """Describes a subject."""
     count = sum(x.size for x in jax.tree.leaves(subject.params))
@@ -392,11 +392,11 @@ def _(subject: Subject) -> markup.Html:
 # --- As a figure
 
 
-@plotting.figure_of.register(str | os.PathLike)
+@plots.figure_of.register(str | os.PathLike)
 def _(what: Any, *, title: str | None) -> "Figure":
     path = checks.as_path(what)
     checks.choice("what", path.name, ["metrics.jsonl", "maps.npz"])
     picture = observers.learning_curve(path)
     if picture is None:
         raise checks.ConfigError(f"{path} has no lines.")
-    return plotting.drawn(picture, title)
+    return plots.drawn(picture, title)

@@ -26,7 +26,7 @@ import numpy as np
 
 from mha_haiku.core import arguments, checks, display, models
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
@@ -107,7 +107,7 @@ class Subject:
     if TYPE_CHECKING:  # `verb` makes these methods when their modules are imported
         from mha_haiku.subjects.verbs.causes import circuit, compositions, patch, paths
         from mha_haiku.subjects.verbs.explanations import reads, strongest, why, writes
-        from mha_haiku.subjects.verbs.gate_learning import learn_gates
+        from mha_haiku.subjects.verbs.gate_fits import learn_gates
         from mha_haiku.subjects.verbs.generation import generate
         from mha_haiku.subjects.verbs.per_head import (
             importance,
@@ -278,14 +278,14 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         batch = subject.batches[0]
     arguments = model, subject.params, batch or example_rows.some_tokens(subject.codec)
     try:
-        counts = running.parts(*arguments)
+        counts = model_runs.parts(*arguments)
     except Exception as error:
         if batch is not None:
             raise
         reason = " ".join(str(error).split())
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"
         refuse(subject, "counting heads", why)
-    kinds = running.kinds_of(*arguments) or [""] * len(counts)
+    kinds = model_runs.kinds_of(*arguments) or [""] * len(counts)
     return [
         Part(path, kinds[i], i - kinds.index(kinds[i]), tuple(range(count)))
         for i, (path, count) in enumerate(counts.items())

@@ -8,14 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.training import devices, losses, stepping, tasks
+from mha_haiku.training import devices, losses, tasks, train_step
 
 
 def held_out_batch(
     task: tasks.Task, seed: int | jax.Array, data: Any, indices: jax.Array | np.ndarray
 ) -> tasks.Example:
     """Makes held-out examples; index i is the same example in every evaluation."""
-    key = stepping.stream(seed, "held_out")
+    key = train_step.stream(seed, "held_out")
     return tasks.batch(task, key, data, indices)
 
 
@@ -47,7 +47,7 @@ def make_evaluation(
                 return example._replace(weights=weights)
 
             example = placement.batch(batch_size, make)
-            sums = stepping.loss_sums(
+            sums = train_step.loss_sums(
                 model, task, params, None, example, is_training=False
             )
             return jax.tree.map(jnp.add, total, sums)

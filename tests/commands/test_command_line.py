@@ -25,7 +25,7 @@ def _in_an_empty_folder(tmp_path, monkeypatch):
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Stands in for training; holds what it was called with."""
-    from mha_haiku.subjects.verbs import dumping
+    from mha_haiku.subjects.verbs import dumps
     from mha_haiku.training.runs import loop
 
     calls = types.SimpleNamespace(interrupted=False, error=None)
@@ -45,9 +45,9 @@ def trained(monkeypatch, tmp_path):
         return pathlib.Path(workdir, "attention", "maps.npz")
 
     monkeypatch.setattr(loop, "train", stand_in)
-    monkeypatch.setattr(dumping, "dump", dump)
+    monkeypatch.setattr(dumps, "dump", dump)
     monkeypatch.setattr(Subject, "of_folder", load)
-    monkeypatch.setattr(dumping, "write_report", lambda *_, **options: None)
+    monkeypatch.setattr(dumps, "write_report", lambda *_, **options: None)
     return calls
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from mha_haiku import runs, tasks
 from mha_haiku.commands import config_files
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import configuration, folders, loop
 from tests import everyday, tiny_runs
 from tests.test_readme import READMES
@@ -141,7 +141,9 @@ def test_fields_of_other_peoples_models_train(fields, tmp_path):
     summary = loop.train(config, tmp_path, devices=jax.local_devices()[:1])
     assert np.isfinite(summary.metrics["held_out_loss"])
     run = folders.load_run(tmp_path)
-    first = run.model.init(stepping.stream(config.seed, "init"), run.examples(1).inputs)
+    first = run.model.init(
+        train_step.stream(config.seed, "init"), run.examples(1).inputs
+    )
     moved = jax.tree.map(lambda x, y: bool(np.any(x != y)), first, run.params)
     still = {path for path, leaves in moved.items() if not any(leaves.values())}
     assert not still

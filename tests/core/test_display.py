@@ -39,7 +39,7 @@ def attention_map():
 def test_pages_are_there_at_once_and_imported_when_asked_for():
     code = (
         "import sys, mha_haiku as mh;"
-        "pages = 'mha_haiku.showing.shown';"
+        "pages = 'mha_haiku.showing.readings';"
         "assert pages not in sys.modules;"
         "assert '<' in mh.masks.causal()._repr_html_() and pages in sys.modules"
     )

@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import models
 from mha_haiku.core import checks
-from mha_haiku.interop import loading
+from mha_haiku.interop import loader
 from mha_haiku.interop.families import name_tables
 from tests.interop import small_models
 
@@ -16,9 +16,9 @@ LAYOUTS = small_models.layouts()
 
 def model_of(config):
     """Returns the `config.model` that a config.json describes."""
-    family = loading.family_of(config)
-    head = loading.head_of(family, config)
-    return loading.read_fields(family, head, config)[0]
+    family = loader.family_of(config)
+    head = loader.head_of(family, config)
+    return loader.read_fields(family, head, config)[0]
 
 
 def _read(case, change):
@@ -165,8 +165,8 @@ _WRONG = [
 def test_a_setting_of_a_wrong_type_or_size_is_named(case):
     """Each key, and each key of rotary positions, with each value; nothing else."""
     config = LAYOUTS[case]["config"]
-    family = loading.family_of(config)
-    head = loading.head_of(family, config)
+    family = loader.family_of(config)
+    head = loader.head_of(family, config)
     keys = name_tables.keys_of(family, head)
     changes = [{name: value} for name in keys for value in _WRONG]
     if "rope_parameters" in keys:

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 
-from mha_haiku.showing import curves, drawing
+from mha_haiku.showing import canvas, curves
 
 
 def _lines(axes):
@@ -26,7 +26,7 @@ def test_a_learning_curve_has_what_was_reported_and_the_baseline():
     assert baseline[1].tolist() == [2.5, 2.5]
     assert set(_lines(accuracy)) == {"training, mean since the last report"}
     draw = functools.partial(curves.learning, reports, title="a $title")
-    assert drawing.content(draw).startswith(b"\x89PNG")
+    assert canvas.content(draw).startswith(b"\x89PNG")
 
 
 def test_a_pruning_curve_goes_down_to_the_right():

@@ -3,7 +3,7 @@ import io
 import numpy as np
 import pytest
 
-from mha_haiku.showing import drawing, figures
+from mha_haiku.showing import canvas, figures
 from tests.showing.saved_maps import make_maps, make_maps_of_kinds
 
 image = pytest.importorskip("PIL.Image")
@@ -52,7 +52,7 @@ def test_pictures_have_the_numbers_of_their_layers_and_name_the_example(load, dr
 def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile, drawn):
     ((_, picture),) = figures.pictures(hostile)
     (sheet,) = drawn
-    size = sheet.get_size_inches() * drawing.DOTS_PER_INCH
+    size = sheet.get_size_inches() * canvas.DOTS_PER_INCH
     np.testing.assert_allclose(image.open(io.BytesIO(picture)).size, size, atol=1)
     (panel, *_) = _panels(sheet)
     shown = [label.get_text() for label in panel.get_xticklabels()]

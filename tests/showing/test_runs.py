@@ -11,8 +11,8 @@ import mha_haiku as mh
 from mha_haiku import tasks
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
-from mha_haiku.training import stepping
+from mha_haiku.subjects.verbs import dumps
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import configuration, folders
 
 from .test_showing import page_of, weights_of
@@ -24,7 +24,7 @@ def folder(make_config, tmp_path_factory):
     config = make_config(model__attention__kept_heads=[[0, 1], [1]])
     task = configuration.make_task(config)
     model = folders.make_model(config.model, task)
-    key = stepping.stream(0, "init")
+    key = train_step.stream(0, "init")
     example = tasks.batch(task, key, (), jnp.arange(1))
     params = jax.tree.map(lambda x: 2 * x, jax.jit(model.init)(key, example.inputs))
     path = tmp_path_factory.mktemp("run") / "small"
@@ -72,7 +72,7 @@ def test_a_run_is_shown_on_its_held_out_examples(run):
 def test_a_folder_shows_what_lies_in_it(folder, run):
     unsaved = page_of(mh.show(folder))
     assert unsaved["sets"] == page_of(mh.show(run))["sets"]
-    dumping.dump(Subject.of_folder(folder))
+    dumps.dump(Subject.of_folder(folder))
     saved = page_of(mh.show(str(folder)))
     assert saved["title"] == Subject.of_folder(folder).title
     (maps,) = saved["sets"]
@@ -97,7 +97,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
 
 @pytest.mark.slow
 def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
-    dumping.dump(Subject.of_folder(folder))
+    dumps.dump(Subject.of_folder(folder))
     maps = MapSet.load(folder / "attention" / "maps.npz")
     second = shutil.copytree(folder, tmp_path / "second")
     maps.save(second / "attention" / "snapshots" / "1" / "maps.npz")

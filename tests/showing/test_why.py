@@ -10,7 +10,7 @@ from mha_haiku import records
 from mha_haiku.lab import heads
 from mha_haiku.lab import maps as all_maps
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, page
+from mha_haiku.showing import byte_budget, page
 
 T = 3
 
@@ -61,7 +61,7 @@ def test_a_set_with_why_is_saved_and_loaded(tmp_path):
 def test_why_goes_where_room_is_short():
     whole = with_why()
     shown = map_set.Dossier("Why", (whole,))
-    first, second, *_ = fitting.cuts(shown, 0)
+    first, second, *_ = byte_budget.cuts(shown, 0)
     assert first.sets[0].examples[0].why.scores.tolist() == [1, 2, 3, 4, 5] * 2
     assert second.sets[0].examples[0].why is None
 

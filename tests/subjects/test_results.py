@@ -9,7 +9,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.records import Result, tables
-from mha_haiku.showing import drawing, saving
+from mha_haiku.showing import canvas, result_files
 from mha_haiku.subjects import answers
 
 
@@ -39,7 +39,7 @@ class Sizes(Result):
 
     @property
     def picture(self):
-        return functools.partial(drawing.sheet, 3, 2, title=self.title)
+        return functools.partial(canvas.sheet, 3, 2, title=self.title)
 
 
 def test_a_result_of_somebody_is_shown_and_drawn():
@@ -67,7 +67,7 @@ def test_nothing_is_written_if_a_format_is_unknown(formats, tmp_path):
     with pytest.raises(ValueError, match=r"formats must be one of .*pdf, .*; got "):
         Sizes().save(tmp_path / "new", formats)
     with pytest.raises(ValueError, match="formats must be one of"):
-        saving.write_pictures(tmp_path / "x.png", Sizes().picture, formats)
+        result_files.write_pictures(tmp_path / "x.png", Sizes().picture, formats)
     assert not any(tmp_path.iterdir())
 
 

@@ -12,7 +12,7 @@ import mha_haiku as mh
 from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.interop import torch_modules
-from mha_haiku.subjects import computing, conversion, encoding
+from mha_haiku.subjects import computation, conversion, encoding
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import saved_models
 from mha_haiku.training.runs import folders
@@ -116,7 +116,7 @@ def test_a_shorter_text_of_several_is_padded_without_changing_its_maps(llama):
 def test_edits_are_there_on_all_devices(llama, split):
     without = llama.ablated((0, 3), (1, 0)).edited({"layer_1/stream": lambda x: 2 * x})
     config = llama.config.replace(devices=split)
-    subject = computing.placed(without.replace(config=config))
+    subject = computation.placed(without.replace(config=config))
     assert subject.placement is not None
     tokens = np.tile(llama.encode(TEXT), (4, 1))
     run = jax.jit(functools.partial(subject.model.apply, is_training=False))
@@ -324,7 +324,7 @@ def test_the_strongest_places_are_those_of_the_maps(llama):
 
 
 def test_gradients_of_the_drift_are_refused_before_any_work(bert, monkeypatch):
-    monkeypatch.setattr(computing, "ablation_value", None)
+    monkeypatch.setattr(computation, "ablation_value", None)
     with pytest.raises(ConfigError, match="measures must not have gradient: the drift"):
         bert.importance(measures=["ablation", "gradient"], examples=4)
 

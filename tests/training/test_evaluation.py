@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import devices, tasks
-from mha_haiku.training import evaluation, losses, stepping
+from mha_haiku.training import evaluation, losses, train_step
 from tests import everyday
 
 SEED = np.uint32(4)
@@ -42,7 +42,7 @@ def test_exactly_the_first_examples_count(
         batch_size=batch_size,
         count=count,
     )
-    key = stepping.stream(SEED, "held_out")
+    key = train_step.stream(SEED, "held_out")
     indices = jnp.arange(num_examples)
     example = tasks.batch(task, key, task.held_out_data, indices)
     logits = model.apply(params, None, example.inputs, is_training=False).logits
@@ -59,7 +59,7 @@ def test_held_out_examples_are_not_those_of_training(task):
     indices = jnp.arange(32)
     held_out = evaluation.held_out_batch(task, SEED, task.held_out_data, indices)
     for at in range(3):
-        key = jax.random.fold_in(stepping.stream(SEED, "data"), at)
+        key = jax.random.fold_in(train_step.stream(SEED, "data"), at)
         trained = tasks.batch(task, key, task.train_data, indices)
         assert not np.array_equal(held_out.inputs, trained.inputs)
 

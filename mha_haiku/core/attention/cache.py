@@ -20,9 +20,9 @@ from mha_haiku.core import tiles
 from mha_haiku.core.attention import (
     attention_map,
     implementations,
+    map_sites,
     products,
     scores,
-    sited,
 )
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
@@ -126,7 +126,7 @@ class Cache:
             weighting._replace(origin=tiles.Origin(position)),
             values,
         )
-        return *sited.sited(attended, row), cache
+        return *map_sites.sited(attended, row), cache
 
     def _by_reached(
         self, function: Callable[[int], Array], position: int | Array

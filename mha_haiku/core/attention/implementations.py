@@ -13,14 +13,14 @@ import numpy as np
 from jax.typing import ArrayLike
 from jaxtyping import Array, Float
 
-from mha_haiku.core import checks, marking, masks, positions, tiles
+from mha_haiku.core import checks, masks, positions, site_primitive, tiles
 from mha_haiku.core.attention import (
     attention_map,
     dense,
-    fused,
+    kernels,
+    map_sites,
     normalizers,
     scores,
-    sited,
 )
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
@@ -132,14 +132,14 @@ def attend_within(
         nonfinite = Nonfinite.of(query, key, value)
     rng = rng if dropout_rate else None
     inputs = Inputs(query, key, value, weighting.scoring(), nonfinite, rng)
-    with jax.named_scope(marking.SEEN):
+    with jax.named_scope(site_primitive.SEEN):
         values, logsumexp = implementation(inputs, dropout_rate)
     values, log_sum = weighting.finished(values, LogSum.rounded(logsumexp))
     query, key, value, *_ = inputs.zeroed()
     fold = getattr(implementation, "fold", None)
     whole = attention_map.AttentionMap(query, key, log_sum, weighting, value, fold)
     dropout = None if rng is None else dense.Dropout(rng, dropout_rate)
-    return sited.sited(values, whole, dropout)
+    return map_sites.sited(values, whole, dropout)
 
 
 def named(implementation: str | Implementation) -> Implementation:
@@ -156,8 +156,8 @@ def chosen(inputs: Inputs, dropout_rate: float, platform: str) -> str:
     It is "fused" where a kernel can do it, else "dense" where scores are few, and
     "blockwise" where they are many.
     """
-    device = fused.platform_name() if platform == jax.default_backend() else platform
-    if fused.refusal(inputs, dropout_rate, device) is None:
+    device = kernels.platform_name() if platform == jax.default_backend() else platform
+    if kernels.refusal(inputs, dropout_rate, device) is None:
         return "fused"
     most = _DENSE_SCORES.get(platform, _DENSE_SCORES_ON_ACCELERATORS)
     return "dense" if math.prod(inputs.map_shape) <= most else "blockwise"
@@ -178,7 +178,7 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
     "dense": dense.attend,
     "formula": lambda inputs, dropout_rate: dense.formula(inputs, dropout_rate)[:2],
     "blockwise": blockwise.Blockwise(),
-    "fused": fused.attend,
+    "fused": kernels.attend,
 }
 
 

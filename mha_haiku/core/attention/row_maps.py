@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import masks, positions, tiles
-from mha_haiku.core.attention import normalizers, products, sited
+from mha_haiku.core.attention import map_sites, normalizers, products
 from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.attention.factors import Factors
 from mha_haiku.core.attention.inputs import Weighting
@@ -72,10 +72,10 @@ def map_of_rows(
 
 def _weights_and_mask(found: list[Array]) -> tuple[Array, Array]:
     weights, *scores = found
-    return weights, sited.seen_by(weights, scores[0] if scores else None)
+    return weights, map_sites.seen_by(weights, scores[0] if scores else None)
 
 
-class _Score(sited.Known):
+class _Score(map_sites.Known):
     """The score of such a map: rows without weights have a logsumexp of -inf."""
 
     def sees(self, logsumexp: Array, weighting: Weighting) -> Array:

@@ -19,7 +19,15 @@ import jmp
 import numpy as np
 from jax import Array
 
-from mha_haiku.core import attention, checks, display, marking, modules, sites, tiles
+from mha_haiku.core import (
+    attention,
+    checks,
+    display,
+    modules,
+    site_primitive,
+    sites,
+    tiles,
+)
 from mha_haiku.core.models import architecture, consistency, forward, parts
 from mha_haiku.core.models.forward import Output
 
@@ -222,7 +230,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
                 "dropout."
             )
         options = {name: x for name, x in options.items() if x is not None}
-        params = marking.mark_parameters(params)
+        params = site_primitive.mark_parameters(params)
         return Output(sites.blockwise(function)(params, inputs, **options), ())
 
     init: Any = None  # nothing makes its parameters

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import jmp
 from jax import Array
 
-from mha_haiku.core import attention, display, marking, masks, modules, positions
+from mha_haiku.core import attention, display, masks, modules, positions, site_primitive
 from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
@@ -173,7 +173,7 @@ def _embedded(
     x = embedding(inputs)
     if section.scale != 1:
         x = x * section.scale
-    x = marking.site(prefix + "token_embedding", x)
+    x = site_primitive.site(prefix + "token_embedding", x)
     with_positions = _position_scheme(config).embed
     if with_positions is not None:
         x = with_positions(x, first, prefix)
@@ -186,7 +186,7 @@ def _embedded(
         )
         x = x + table(jnp.zeros(x.shape[:-1], int) if segments is None else segments)
     x = _normed(config, section.norm, prefix + "embedding_norm", x)
-    return marking.site(prefix + "embedding", x)
+    return site_primitive.site(prefix + "embedding", x)
 
 
 def _position_scheme(config: ModelConfig) -> modules.PositionScheme:
@@ -220,10 +220,10 @@ def _logits(
         x = hk.Linear(1 if is_set else num_classes, with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
     if section.soft_cap is not None:
-        x = marking.site("uncapped_logits", x)
+        x = site_primitive.site("uncapped_logits", x)
         x = section.soft_cap * jnp.tanh(x / section.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
-    return marking.site("logits", x)
+    return site_primitive.site("logits", x)
 
 
 def _normed(config: ModelConfig, is_normed: bool, name: str, x: Array) -> Array:

@@ -7,7 +7,7 @@ import haiku as hk
 import jax
 from jaxtyping import Array, Float
 
-from mha_haiku.core import checks, marking
+from mha_haiku.core import checks, site_primitive
 
 
 class FeedForward(hk.Module):
@@ -61,10 +61,12 @@ class FeedForward(hk.Module):
             hidden = hidden * self.activation(self._linear(self.hidden_size, "gate")(x))
         else:
             hidden = self.activation(hidden)
-        hidden = marking.site("hidden", hidden)
+        hidden = site_primitive.site("hidden", hidden)
         if dropout_rate:
             hidden = hk.dropout(hk.next_rng_key(), dropout_rate, hidden)
-        return marking.site("output", self._linear(x.shape[-1], "output")(hidden))
+        return site_primitive.site(
+            "output", self._linear(x.shape[-1], "output")(hidden)
+        )
 
     @hk.transparent
     def _linear(self, size: int, name: str) -> hk.Linear:

@@ -12,7 +12,7 @@ import haiku as hk
 import jax
 from jaxtyping import Array, Float
 
-from mha_haiku.core import attention, checks, marking, masks, positions
+from mha_haiku.core import attention, checks, masks, positions, site_primitive
 from mha_haiku.core.modules import (
     feed_forward,
     layer_stacks,
@@ -215,7 +215,7 @@ class EncoderLayer(Layer):
         has_attention = self.makers["attention"] or self.num_heads
         has_feed_forward = self.make_feed_forward or self.hidden_size
         is_parallel = self._parallel and has_attention and has_feed_forward
-        x = marking.site("stream", x)
+        x = site_primitive.site("stream", x)
         options = {"bias": bias, "rate": rate, "step": step}
         attended, *seen = self._attended(
             "attention", x, None, mask, is_added=not is_parallel, **options
@@ -224,8 +224,8 @@ class EncoderLayer(Layer):
         if is_parallel:
             x = x + attended + fed_forward(x, is_added=False)
         else:
-            x = fed_forward(marking.site("stream_after_attention", attended))
-        return marking.site("stream_after_feed_forward", x), *seen
+            x = fed_forward(site_primitive.site("stream_after_attention", attended))
+        return site_primitive.site("stream_after_feed_forward", x), *seen
 
 
 class DecoderMaps(NamedTuple):
@@ -290,17 +290,17 @@ class DecoderLayer(Layer):
         self_step = cross_step = None
         if step is not None:
             self_step, cross_step = (step._replace(cache=part) for part in step.cache)
-        x = marking.site("stream", x)
+        x = site_primitive.site("stream", x)
         x, self_map, *self_cache = self._attended(
             "attention", x, None, self_mask, rate=rate, bias=bias, step=self_step
         )
-        x = marking.site("stream_after_attention", x)
+        x = site_primitive.site("stream_after_attention", x)
         x, cross, *cross_cache = self._attended(
             "cross_attention", x, encoded, cross_mask, rate=rate, step=cross_step
         )
-        x = marking.site("stream_after_cross_attention", x)
+        x = site_primitive.site("stream_after_cross_attention", x)
         x = self._fed_forward(x, norm="norm_3", rate=rate)
-        x = marking.site("stream_after_feed_forward", x)
+        x = site_primitive.site("stream_after_feed_forward", x)
         caches = () if step is None else ((*self_cache, *cross_cache),)
         return x, DecoderMaps(self_map, cross), *caches
 
@@ -394,7 +394,7 @@ class Stack(multi_head_attention.CachedModule):
         layers = range(self.num_layers)
         options = [{name: x[i] for name, x in per_layer.items()} for i in layers]
         x, results = self.stack(call_layer, x, options)
-        x = marking.site("stream", x)
+        x = site_primitive.site("stream", x)
         if self.make_norm is not None:
             x = self.make_norm(name="norm")(x)
         return x, *zip(*results, strict=True)

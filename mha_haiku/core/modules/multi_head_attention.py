@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float
 
-from mha_haiku.core import attention, checks, marking, masks, positions, tiles
+from mha_haiku.core import attention, checks, masks, positions, site_primitive, tiles
 from mha_haiku.core.attention import implementations, scores
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.modules import pattern as patterns
@@ -263,13 +263,13 @@ class MultiHeadAttention(CachedModule):
         if self.pattern.gates is None:
             return None
         gates = self.pattern.gates(query, self.num_heads, self.value_size)
-        return marking.site("gates", gates)
+        return site_primitive.site("gates", gates)
 
     @hk.transparent
     def _query_heads(self, query: Array, first: int | Array) -> Array:
         """Projects `[B..., T, D]` to `[B..., T, H, K]`, normalizes and rotates."""
         query = self._heads(query, self.num_heads, self.key_size, "query")
-        return marking.site("query", self.transforms.of_query(query, first))
+        return site_primitive.site("query", self.transforms.of_query(query, first))
 
     @hk.transparent
     def _key_and_value_heads(
@@ -280,7 +280,10 @@ class MultiHeadAttention(CachedModule):
         key = self._heads(key, num_heads, self.key_size, "key")
         value = self._heads(value, num_heads, self.value_size, "value")
         key = self.transforms.of_key(key, first)
-        key, value = marking.site("key", key), marking.site("value", value)
+        key, value = (
+            site_primitive.site("key", key),
+            site_primitive.site("value", value),
+        )
         if self.groups is not None:
             key, value = key[..., self.groups, :], value[..., self.groups, :]
         return key, value
@@ -311,7 +314,7 @@ class MultiHeadAttention(CachedModule):
         """Projects the values `[B..., T, H, V]` of all heads to `[B..., T, D]`."""
         values = values.reshape(*values.shape[:-2], self.num_heads * self.value_size)
         output = self._linear(self.model_size, None, self.output_bias)(values)
-        return marking.site("output", output)
+        return site_primitive.site("output", output)
 
     @hk.transparent
     def _heads(self, x: Array, num_heads: int, size: int, name: str) -> Array:

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import Array
 
 from mha_haiku.core import attention, masks
-from mha_haiku.core.attention import sited
+from mha_haiku.core.attention import map_sites
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 from mha_haiku.core.modules import multi_head_attention
@@ -68,4 +68,4 @@ def map_of_no_heads(
         weighting=Weighting(mask, score=attention.dot_product()),
         value=keys,
     )
-    return sited.sited(jnp.zeros_like(no_map.query), no_map)[1]
+    return map_sites.sited(jnp.zeros_like(no_map.query), no_map)[1]

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import Array
 from jax.typing import DTypeLike
 
-from mha_haiku.core import marking
+from mha_haiku.core import site_primitive
 
 
 class Places(NamedTuple):
@@ -161,7 +161,9 @@ def _standardized_by(x: Array, epsilon: float) -> tuple[Array, Array]:
 
 def _of_unit_size_by(x: Array, epsilon: float) -> tuple[Array, Array]:
     factor = jax.lax.rsqrt(jnp.square(x).mean(-1, keepdims=True) + epsilon)
-    factor = marking.site("factor", factor)  # with a constant factor, a norm is linear
+    factor = site_primitive.site(
+        "factor", factor
+    )  # with a constant factor, a norm is linear
     return x * factor, factor
 
 

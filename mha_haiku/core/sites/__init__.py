@@ -5,18 +5,18 @@ by name, and `edit` changes them, in any function that JAX can trace, under jit,
 grad and scan.
 """
 
-from mha_haiku.core.marking import SEEN, Facet, faceted, site
+from mha_haiku.core.site_primitive import SEEN, Facet, faceted, site
 from mha_haiku.core.sites.blocks import blockwise
-from mha_haiku.core.sites.looking import (
+from mha_haiku.core.sites.program import Resume
+from mha_haiku.core.sites.site_survey import Address
+from mha_haiku.core.sites.traces import is_array
+from mha_haiku.core.sites.transformations import (
     Sites,
     edit,
     look,
     show_stream,
     sites,
 )
-from mha_haiku.core.sites.program import Resume
-from mha_haiku.core.sites.surveying import Address
-from mha_haiku.core.sites.traced import is_array
 
 __all__ = [
     "Address",

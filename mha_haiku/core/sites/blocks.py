@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from mha_haiku.core.sites import components, jaxprs, regions, traced
+from mha_haiku.core.sites import components, jaxprs, regions, traces
 
 _NUMBER = 4  # bytes
 
@@ -48,11 +48,11 @@ def of_numbers(limit: int) -> Callable[[Callable], Callable]:
     """Returns `blockwise` for values of more than so many numbers."""
 
     def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, None]:
-        closed, arrays, _, whole = traced.trace(function, args, kwargs)
+        closed, arrays, _, whole = traces.trace(function, args, kwargs)
         return whole(call(closed, arrays, limit)), None
 
     def transform(function: Callable) -> Callable:
-        run = traced.transformed(function, walk)
+        run = traces.transformed(function, walk)
         return functools.wraps(function)(
             lambda *args, **kwargs: run(*args, **kwargs)[0]
         )

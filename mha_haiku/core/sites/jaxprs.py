@@ -10,8 +10,8 @@ import jax
 from jax.extend import core
 from jax.interpreters import partial_eval
 
-from mha_haiku.core import marking
-from mha_haiku.core.marking import Facet
+from mha_haiku.core import site_primitive
+from mha_haiku.core.site_primitive import Facet
 
 BLOCKWISE = "blockwise"
 CALLS = ("jit", "pjit", "closed_call", "core_call", BLOCKWISE)
@@ -31,7 +31,7 @@ class Site(NamedTuple):
     def of(cls, index: int, variables: Any, facet: Facet) -> "Site":
         """Makes a site of variables, a pytree, before an equation."""
         leaves, tree = jax.tree.flatten(variables)
-        return cls(index, leaves, leaves, marking.parameters(tree, (facet,)))
+        return cls(index, leaves, leaves, site_primitive.parameters(tree, (facet,)))
 
     def after_edits(self) -> "Site":
         """Returns the site if other views of the same attention are edited."""
@@ -157,7 +157,7 @@ def path(eqn: core.JaxprEqn) -> str:
 def is_parameter(eqn: core.JaxprEqn) -> bool:
     """Checks whether an equation marks a parameter."""
     is_name = eqn.primitive.name == "name"
-    return is_name and eqn.params["name"] == marking.PARAMETER
+    return is_name and eqn.params["name"] == site_primitive.PARAMETER
 
 
 def constants(
@@ -196,7 +196,7 @@ def constants_inside(
 
 def is_marked(eqn: core.JaxprEqn) -> bool:
     """Checks whether an equation is in an attention that already has sites."""
-    return marking.SEEN in path(eqn)
+    return site_primitive.SEEN in path(eqn)
 
 
 @functools.lru_cache(2**14)

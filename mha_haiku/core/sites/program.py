@@ -17,8 +17,8 @@ from jax import Array
 from jax.extend import core
 
 from mha_haiku.core import display
-from mha_haiku.core.marking import Facet, site_p
-from mha_haiku.core.sites import blocks, jaxprs, surveying
+from mha_haiku.core.site_primitive import Facet, site_p
+from mha_haiku.core.sites import blocks, jaxprs, site_survey
 from mha_haiku.core.sites.jaxprs import under_vmaps
 
 
@@ -62,8 +62,8 @@ def with_layer(change: Callable) -> Callable:
 
 
 def run(
-    level: surveying.Level, args: Sequence, turns: tuple = ()
-) -> tuple[list, dict[tuple[str, surveying.Address], Any]]:
+    level: site_survey.Level, args: Sequence, turns: tuple = ()
+) -> tuple[list, dict[tuple[str, site_survey.Address], Any]]:
     """Runs a level; returns its outputs, and the values read, by name and address."""
     # `turns` has the turns of the enclosing scans, from the outermost.
     jaxpr, seen = level.closed.jaxpr, {}
@@ -136,7 +136,7 @@ def _run_plain(
     values.update(zip(outputs, results, strict=True))
 
 
-def _last_uses(jaxpr: core.Jaxpr, stops: list[surveying.Stop]) -> dict[core.Var, int]:
+def _last_uses(jaxpr: core.Jaxpr, stops: list[site_survey.Stop]) -> dict[core.Var, int]:
     reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
@@ -149,7 +149,7 @@ def _last_uses(jaxpr: core.Jaxpr, stops: list[surveying.Stop]) -> dict[core.Var,
 
 
 def _run_nested(
-    eqn: core.JaxprEqn, levels: list[surveying.Level], inputs: list, turns: tuple
+    eqn: core.JaxprEqn, levels: list[site_survey.Level], inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
@@ -186,7 +186,7 @@ def _run_nested(
 
 
 def _scanned(
-    eqn: core.JaxprEqn, level: surveying.Level, inputs: list, turns: tuple
+    eqn: core.JaxprEqn, level: site_survey.Level, inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     params, length = eqn.params, eqn.params["length"]
     num_consts, num_carry = jaxprs.carried(eqn)
@@ -227,7 +227,7 @@ def _scanned(
     )
     by_turn = {}
     for (name, address), value in seen.items():
-        before, _, after = name.rpartition(surveying.TURN)
+        before, _, after = name.rpartition(site_survey.TURN)
         for i in range(length):
             by_turn[f"{before}{i}{after}", address] = jax.tree.map(
                 lambda x, i=i: jax.lax.index_in_dim(x, i, keepdims=False), value
@@ -236,7 +236,7 @@ def _scanned(
 
 
 def _branched(
-    levels: list[surveying.Level], inputs: list, turns: tuple
+    levels: list[site_survey.Level], inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     index, *inputs = inputs
     whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
@@ -259,7 +259,7 @@ def _branched(
 
 
 def _repeated(
-    eqn: core.JaxprEqn, levels: list[surveying.Level], inputs: list, turns: tuple
+    eqn: core.JaxprEqn, levels: list[site_survey.Level], inputs: list, turns: tuple
 ) -> list:
     test, body = levels
     for_test = eqn.params["cond_nconsts"]
@@ -289,7 +289,7 @@ def _repeated(
 
 
 def _sharded(
-    eqn: Any, level: surveying.Level, inputs: list, turns: tuple
+    eqn: Any, level: site_survey.Level, inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     """Runs a shard_map; values read have an axis of the devices in front."""
     params = eqn.params
@@ -315,14 +315,14 @@ def _sharded(
 # --- The reads and edits at a site
 
 
-def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> list:
+def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> list:
     """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
     for edit in stop.edits:
-        name = stop.names[edit.facet].replace(surveying.TURN, "*")
+        name = stop.names[edit.facet].replace(site_survey.TURN, "*")
         changed = functools.partial(_chosen, edit, turns, name)
         leaves, params = _edited(leaves, params, params["facets"][edit.facet], changed)
-    layer = surveying.number_at(stop.layers(), turns) if stop.reads else None
+    layer = site_survey.number_at(stop.layers(), turns) if stop.reads else None
     for i, address, function in stop.reads:
         facet, tree = params["facets"][i], params["tree"]
 
@@ -351,8 +351,8 @@ def _passed(stop: surveying.Stop, leaves: list, turns: tuple, seen: dict) -> lis
     return fitted(original, *leaves)
 
 
-def _chosen(edit: surveying.Edit, turns: tuple, name: str, view: Any) -> Any:
-    number = surveying.number_at(edit.numbers, turns)
+def _chosen(edit: site_survey.Edit, turns: tuple, name: str, view: Any) -> Any:
+    number = site_survey.number_at(edit.numbers, turns)
     if edit.chosen.all():
         changed = edit.change(view, number)
         _check(name, view, changed)

@@ -56,12 +56,12 @@ from typing import Any, NamedTuple
 
 from jax.extend import core
 
-from mha_haiku.core.attention import row_maps, sited
-from mha_haiku.core.marking import Facet
+from mha_haiku.core.attention import map_sites, row_maps
+from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import grouping, levels, regions, softmaxes
+from mha_haiku.core.sites import axis_groups, levels, regions, softmaxes
 from mha_haiku.core.sites.axes import AxisFactors, Reached
-from mha_haiku.core.sites.grouping import Layout
+from mha_haiku.core.sites.axis_groups import Layout
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
 from mha_haiku.core.sites.softmaxes import Softmax
@@ -221,7 +221,7 @@ class _AttentionSearch:
         sites = self.sites(steps, softmax, scores, masks, mixing, groups)
         return _Attention(end, scores.product, sites, groups.is_assumed)
 
-    def mixing(self, weights: Reached) -> grouping.Mixing:
+    def mixing(self, weights: Reached) -> axis_groups.Mixing:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
         values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
@@ -241,14 +241,14 @@ class _AttentionSearch:
             for x, y in zip(heads.axes, by_values.axes, strict=True)
         ]
         heads = Reached(heads.value, axes, (size,))
-        return grouping.Mixing(product, side, weights, values, heads)
+        return axis_groups.Mixing(product, side, weights, values, heads)
 
     def groups(
-        self, steps: list[Any], mixing: grouping.Mixing, scores: _Scores
-    ) -> grouping.Groups:
-        of_query = grouping.made_with_size(self.axes, scores.query)
-        of_query = of_query or grouping.made_with_size(self.axes, scores.key)
-        groups = grouping.groups(self.axes, mixing, of_query)
+        self, steps: list[Any], mixing: axis_groups.Mixing, scores: _Scores
+    ) -> axis_groups.Groups:
+        of_query = axis_groups.made_with_size(self.axes, scores.query)
+        of_query = of_query or axis_groups.made_with_size(self.axes, scores.key)
+        groups = axis_groups.groups(self.axes, mixing, of_query)
         # `weights @ values` drops batch axes of size 1 from the weights, from the left.
         dropped = [
             tuple(step.value.maker.params["dimensions"])
@@ -330,7 +330,7 @@ class _AttentionSearch:
     # --- The values shown
 
     def weights(
-        self, steps: list[Reached], masks: set[tuple], groups: grouping.Groups
+        self, steps: list[Reached], masks: set[tuple], groups: axis_groups.Groups
     ) -> tuple[Reached, list[Reached]] | None:
         """Finds the weights to show, and the steps to them from the softmax."""
         best = self.undropped(steps, masks)
@@ -390,8 +390,8 @@ class _AttentionSearch:
         softmax: Softmax,
         scores: _Scores,
         masks: set[tuple],
-        mixing: grouping.Mixing,
-        groups: grouping.Groups,
+        mixing: axis_groups.Mixing,
+        groups: axis_groups.Groups,
     ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
         weights, made = self.weights(steps, masks, groups) or (None, [])
@@ -435,11 +435,11 @@ class _AttentionSearch:
             layout = Layout.of(self.axes, masked, axes, groups.heads)
             if layout is not None:
                 variables["scores"], shown["scores"] = masked.value.variable, layout
-        known = grouping.fitting(shown)
+        known = axis_groups.fitting(shown)
         later = softmaxes.changes(self.axes, made)
         are_shares = softmax.are_shares(later, masks)
-        make_map = functools.partial(sited.map_of_recognized, are_shares=are_shares)
-        read = functools.partial(grouping.map_of, known, make_map)
+        make_map = functools.partial(map_sites.map_of_recognized, are_shares=are_shares)
+        read = functools.partial(axis_groups.map_of, known, make_map)
         leaves = {name: variables[name] for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
         reached = {"weights": weights, "scores": masked}
@@ -455,7 +455,7 @@ class _AttentionSearch:
 
     def rows(
         self, reached: dict[str, Reached], known: dict[str, Layout]
-    ) -> grouping.RowsOfMap | None:
+    ) -> axis_groups.RowsOfMap | None:
         """Finds how rows of large weights are computed; None if these are small."""
         if reached["weights"].value.size <= regions.LIMIT:
             return None
@@ -470,14 +470,17 @@ class _AttentionSearch:
         ]
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
-        return grouping.RowsOfMap(layouts, rows) if rows.is_possible else None
+        return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None
 
 
 def _map_of_rows(
-    known: dict[str, Layout], rows: grouping.RowsOfMap, are_shares: bool, values: dict
+    known: dict[str, Layout],
+    rows: axis_groups.RowsOfMap,
+    are_shares: bool,
+    values: dict,
 ) -> Any:
     """Makes the map whose weights are computed row by row."""
-    sides = grouping.sides(known, values)
+    sides = axis_groups.sides(known, values)
     shape = known["weights"].canonical
     return row_maps.map_of_rows(
         values["rows"], rows, shape, **sides, are_shares=are_shares

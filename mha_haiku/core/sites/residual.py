@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.extend import core
 
-from mha_haiku.core.marking import Facet
+from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.jaxprs import Site
 

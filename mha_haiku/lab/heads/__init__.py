@@ -47,9 +47,10 @@ from mha_haiku.lab.heads.importance import (
     gated_metric,
     gradient,
 )
+from mha_haiku.lab.heads.model_runs import Measured, Metric
+from mha_haiku.lab.heads.orders import Step, greedy_order, order
 from mha_haiku.lab.heads.patching import Edges, Patched, activation_patching
 from mha_haiku.lab.heads.pruning import open_gates, prune, scaled
-from mha_haiku.lab.heads.ranking import Step, greedy_order, order
 from mha_haiku.lab.heads.roles import (
     MIXED,
     ROLES,
@@ -60,7 +61,6 @@ from mha_haiku.lab.heads.roles import (
     roles_of_evidence,
 )
 from mha_haiku.lab.heads.rollout import rollout
-from mha_haiku.lab.heads.running import Measured, Metric
 from mha_haiku.records import Column, Heads, means
 from mha_haiku.records.ranks import rank_correlation, rank_intervals
 

@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import running
-from mha_haiku.lab.heads.running import Batches
+from mha_haiku.lab.heads import model_runs
+from mha_haiku.lab.heads.model_runs import Batches
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -53,20 +53,22 @@ def mean(model: models.Model, params: Any, batches: Batches) -> AblationValue:
     Source: Wang et al. 2022, section 2.1, https://arxiv.org/abs/2211.00593.
     """
     program = _sums(model)
-    sums = running.over(batches, lambda example: program(params, example))
+    sums = model_runs.over(batches, lambda example: program(params, example))
     totals = functools.reduce(lambda a, b: jax.tree.map(jnp.add, a, b), sums)
     means = [total / count for total, count in totals]
     return lambda heads: means
 
 
-@running.compiled
+@model_runs.compiled
 def _sums(
     model: models.Model, params: Any, example: tasks.Example
 ) -> list[tuple[Array, Array]]:
-    _, heads = running.look(model, params, example, ["*/heads"])
+    _, heads = model_runs.look(model, params, example, ["*/heads"])
     sums = []
     for name, values in heads.items():
-        values = running.by_example(values, len(example.inputs))
-        counted = 1.0 * running.valid(values.shape[1], example, running.kind_of(name))
+        values = model_runs.by_example(values, len(example.inputs))
+        counted = 1.0 * model_runs.valid(
+            values.shape[1], example, model_runs.kind_of(name)
+        )
         sums.append((jnp.einsum("bt,bthv->hv", counted, values), counted.sum()))
     return sums

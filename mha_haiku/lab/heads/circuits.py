@@ -17,7 +17,7 @@ import numpy as np
 
 from mha_haiku.core import checks, models
 from mha_haiku.core.modules import anatomy
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 
 KINDS = ("q", "k", "v")  # how a head reads what another wrote
 
@@ -61,7 +61,7 @@ def weights(
     Source: Elhage et al. 2021, "Virtual weights and the residual stream",
     https://transformer-circuits.pub/2021/framework/index.html.
     """
-    config = running.config_of(model)
+    config = model_runs.config_of(model)
     parts = models.heads_of_layers(config)
     place = parts[checks.integer_in("layer", layer, 0, len(parts) - 1)]
     num_heads, num_groups = len(place.names), place.num_key_value_heads
@@ -139,7 +139,7 @@ def compositions(model: models.Model, params: Any, kind: str) -> np.ndarray:
       ValueError: If `kind` is unknown, or the model has no config.
     """
     checks.choice("kind", kind, KINDS)
-    places = models.heads_of_layers(running.config_of(model))
+    places = models.heads_of_layers(model_runs.config_of(model))
     kinds = [place.kind for place in places]
     widest = max(len(place.names) for place in places)
     result = np.full((len(places), widest) * 2, np.nan)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models, sites
-from mha_haiku.lab.heads import edits, running
+from mha_haiku.lab.heads import edits, model_runs
 from mha_haiku.lab.heads.ablation_values import AblationValue
 from mha_haiku.training import tasks
 
@@ -47,12 +47,14 @@ class Clean(NamedTuple):
         model: models.Model,
         params: Any,
         example: tasks.Example,
-        metric: running.Metric,
+        metric: model_runs.Metric,
         ablation_value: AblationValue,
         seen: tuple[Any, dict[str, Array]] | None = None,
     ) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
-        output, found = seen or running.look(model, params, example, AT, strict=False)
+        output, found = seen or model_runs.look(
+            model, params, example, AT, strict=False
+        )
         streams = {name: x for name, x in found.items() if name.endswith("stream")}
         heads = {name: x for name, x in found.items() if name not in streams}
         if not heads:
@@ -61,24 +63,24 @@ class Clean(NamedTuple):
                 "what there is."
             )
         count = len(example.inputs)
-        heads = {name: running.by_example(x, count) for name, x in heads.items()}
+        heads = {name: model_runs.by_example(x, count) for name, x in heads.items()}
         in_turns = [name in streams for name in found] == [True, False] * len(streams)
         if len({re.sub(r"\d+", "", name) for name in streams}) > 1:
             streams = {}
 
         def run(edits: edits.Edits) -> Array:
-            edited = running.run_edited(model, params, example, edits)
+            edited = model_runs.run_edited(model, params, example, edits)
             return metric(edited.logits, example)
 
         before = metric(output.logits, example)
         values = ablation_value([*heads.values()])
-        is_scanned = running.is_scanned(model, params)
+        is_scanned = model_runs.is_scanned(model, params)
         return cls(example, run, before, heads, values, streams, in_turns, is_scanned)
 
     @property
     def exists(self) -> np.ndarray:
         """`[P, H]` booleans: where there is a head."""
-        return running.exists([x.shape[-2] for x in self.heads.values()])
+        return model_runs.exists([x.shape[-2] for x in self.heads.values()])
 
     def gated(self, gates: Array) -> Array:
         """Computes the metric with heads gated by `[P, H]` or `[B, P, H]`.
@@ -102,7 +104,7 @@ class Clean(NamedTuple):
         """Makes the edit of all heads by their outputs, part and ablation value."""
 
         def of_site(heads: Array, given: tuple[int | Array, Array | None]) -> Array:
-            ours = running.by_example(heads, len(self.before))
+            ours = model_runs.by_example(heads, len(self.before))
             return change(ours, *given).reshape(heads.shape)
 
         return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
@@ -119,7 +121,7 @@ class Clean(NamedTuple):
         With `per_position`, at each position alone: `[B, P, H, T]`.
         """
         lengths = [x.shape[-3] if per_position else 1 for x in self.heads.values()]
-        exists = self.exists[..., None] & running.exists(lengths)[:, None]
+        exists = self.exists[..., None] & model_runs.exists(lengths)[:, None]
         places = np.argwhere(exists)  # part, head and position
         rows = [places[places[:, 0] == part, 1:] for part in range(len(lengths))]
 
@@ -146,7 +148,7 @@ class Clean(NamedTuple):
             return over(run, rows, self.example)
 
         # To compile the layers above each of many takes longer than to run them all.
-        is_deep = len(rows) > 2 * running.FEW_LAYERS and not self.is_scanned
+        is_deep = len(rows) > 2 * model_runs.FEW_LAYERS and not self.is_scanned
         if self.streams and self.in_turns and not is_deep:
             layers = [*zip(rows, self.streams.values(), strict=True)]
             after = self.each_layer(of_layer, layers)

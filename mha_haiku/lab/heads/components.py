@@ -22,7 +22,7 @@ import numpy as np
 from mha_haiku.core import attention, models
 from mha_haiku.core.attention import scores
 from mha_haiku.core.attention.normalizers import LogSum
-from mha_haiku.lab.heads import circuits, edits, running
+from mha_haiku.lab.heads import circuits, edits, model_runs
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -91,10 +91,10 @@ class Held:
         read: Callable[..., Any] | None = None,
     ):
         """Runs the model; `read` reads the wanted values, like `read_maps`."""
-        model = running.shown(model)
+        model = model_runs.shown(model)
         self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
-        _, found = running.look(*self._given, at, strict=False)
+        _, found = model_runs.look(*self._given, at, strict=False)
         maps = [name for name in found if _last(name) == "map"]
         if not maps:
             raise ValueError("model must have visible attention: it has no site */map.")
@@ -179,7 +179,7 @@ class Held:
         values = components | self._factors
         changes = edits.on_parts(values, values.values(), lambda _, value: value)
         model, params, example = self._given
-        edited = model._replace(apply=running.editing(model.apply, changes, example))
+        edited = model._replace(apply=model_runs.editing(model.apply, changes, example))
         return read(edited, params, example)
 
     def _components(
@@ -197,7 +197,7 @@ class Held:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(x: Array) -> Array:
-            read = lambda *given: running.look(*given, at=[(name,)])[1][name]  # noqa: E731
+            read = lambda *given: model_runs.look(*given, at=[(name,)])[1][name]  # noqa: E731
             return self._run({tokens: x}, read)
 
         of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
@@ -235,7 +235,7 @@ def read_maps(
     model: models.Model, params: Any, example: tasks.Example
 ) -> dict[str, Projections]:
     """Reads queries, keys and values of all maps of a run, by name."""
-    return dict(running.look(model, params, example, {"*/map": Projections.of})[1])
+    return dict(model_runs.look(model, params, example, {"*/map": Projections.of})[1])
 
 
 def read_logits(
@@ -243,7 +243,7 @@ def read_logits(
 ) -> dict[str, Array]:
     """Reads the logits before a soft cap, as "logits"."""
     at = ["uncapped_logits"]
-    output, found = running.look(model, params, example, at, strict=False)
+    output, found = model_runs.look(model, params, example, at, strict=False)
     return {"logits": found.get("uncapped_logits", output.logits)}
 
 
@@ -332,7 +332,7 @@ def one(shape: tuple[int, ...], *places: Any) -> Array:
 # --- The programs of `why`
 
 
-@running.compiled
+@model_runs.compiled
 def split_cell(
     model: models.Model,
     params: Any,
@@ -389,7 +389,7 @@ def _side(
     return result
 
 
-@running.compiled
+@model_runs.compiled
 def largest_pairs(
     model: models.Model,
     params: Any,
@@ -437,7 +437,7 @@ def largest_pairs(
     return {"cells": found, "curvature": held.curvature()}
 
 
-@running.compiled
+@model_runs.compiled
 def split_output(
     model: models.Model,
     params: Any,
@@ -483,7 +483,7 @@ def split_output(
     return result | {"curvature": held.curvature()}
 
 
-@running.compiled
+@model_runs.compiled
 def sums_read(
     model: models.Model, params: Any, example: tasks.Example
 ) -> dict[str, Any]:
@@ -493,8 +493,8 @@ def sums_read(
     for name, map_ in held.maps.items():
         part = held.part[name]
         output = held.sources[name.removesuffix("map") + "heads"]
-        kind = running.kind_of(name)
-        map_ = running.without_padding(map_, model, example, kind)
+        kind = model_runs.kind_of(name)
+        map_ = model_runs.without_padding(map_, model, example, kind)
         targets[name], valid = _targets(map_, output, example, kind)
         norms.append(jnp.square(output * valid).sum((1, 3)))
         counts.append(valid[..., 0, 0].sum(1))
@@ -549,7 +549,7 @@ def _targets(
     uniform = with_sums(jnp.log(counts))
     by_query = [jnp.moveaxis(x, -1, -2)[..., None] for x in (map_.row_sums(), counts)]
     sums = by_query[0]  # with a sink, both maps have the row sum of the map
-    valid = running.valid(map_.shape[-2], example, kind)[..., None, None]
+    valid = model_runs.valid(map_.shape[-2], example, kind)[..., None, None]
     valid = valid & (by_query[1] > 0)
     query, key = query * of_queries * valid, key * of_keys
     at_query = map_.apply(key) - sums * uniform.apply(key)

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import circuits, components, running
+from mha_haiku.lab.heads import circuits, components, model_runs
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -75,10 +75,10 @@ def logit_attribution(
     if model.config is not None:
         _check_config(model.config)
     if classes is not None and not components.is_set(model):
-        running.check_classes("classes", model, params, example, classes)
+        model_runs.check_classes("classes", model, params, example, classes)
     found, curvature = _contributions(model)(params, example, classes)
     components.check_linear(curvature)
-    return running.fetched(found)
+    return model_runs.fetched(found)
 
 
 def _check_config(config: models.ModelConfig) -> None:
@@ -122,7 +122,7 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    found, output = running.fetched(_lens(model)(params, example))
+    found, output = model_runs.fetched(_lens(model)(params, example))
     far = np.abs(found[-1] - output).max() / np.abs(output).max(initial=1e-30)
     if not far < components.LINEAR:
         raise ValueError(
@@ -133,15 +133,15 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
     return found
 
 
-@running.compiled
+@model_runs.compiled
 def _lens(
     model: models.Model, params: Any, example: tasks.Example
 ) -> tuple[Array, Array]:
     """Returns the logits of all streams, and the logits of the model."""
-    model = running.shown(model)
+    model = model_runs.shown(model)
     # In the order of the program: `running.look` sorts by the kind of attention.
-    run = functools.partial(running.run, model)
-    look = running.looking(run, ["stream"], example, strict=False)
+    run = functools.partial(model_runs.run, model)
+    look = model_runs.looking(run, ["stream"], example, strict=False)
     output, streams = look(params, example)
     if len(streams) < 2 or len({x.shape for x in streams.values()}) > 1:
         raise ValueError(
@@ -154,12 +154,12 @@ def _lens(
 
     def read(stream: Array) -> Array:
         edits = {(last,): lambda _: stream}
-        return running.run_edited(model, params, example, edits).logits
+        return model_runs.run_edited(model, params, example, edits).logits
 
     return jax.lax.map(read, jnp.stack([*streams.values()])), output.logits
 
 
-@running.compiled
+@model_runs.compiled
 def _contributions(
     model: models.Model, params: Any, example: tasks.Example, classes: Array | None
 ) -> tuple[Contributions, Array]:

@@ -17,8 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import metrics, running
-from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.lab.heads import metrics, model_runs
+from mha_haiku.lab.heads.model_runs import Batches, Measured
 from mha_haiku.training import tasks
 
 
@@ -72,7 +72,7 @@ def mean_pooled(model: models.Model) -> models.Model:
 def vectors(model: models.Model, params: Any, batches: Batches) -> np.ndarray:
     """Computes the `mean_pooled` vectors of all examples, `[N, D]` float32."""
     program = _vectors(model)
-    return np.concatenate(running.over(batches, lambda x: program(params, x)))
+    return np.concatenate(model_runs.over(batches, lambda x: program(params, x)))
 
 
 def same_neighbours(before: np.ndarray, after: np.ndarray) -> float:
@@ -95,7 +95,7 @@ class _Compared:
     params: Any
 
     def __iter__(self) -> Iterator[tasks.Example]:
-        running.check_batches(self.batches)
+        model_runs.check_batches(self.batches)
         for example in self.batches:
             yield example._replace(targets=_vectors(self.model)(self.params, example))
 
@@ -103,4 +103,4 @@ class _Compared:
 @functools.lru_cache(maxsize=8)
 def _vectors(model: models.Model):
     pooled = mean_pooled(model)
-    return jax.jit(lambda params, x: running.run(pooled, params, x).logits)
+    return jax.jit(lambda params, x: model_runs.run(pooled, params, x).logits)

@@ -23,9 +23,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import clean_runs, edge_runs, patching, running
+from mha_haiku.lab.heads import clean_runs, edge_runs, model_runs, patching
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.lab.heads.model_runs import Batches, Measured
 from mha_haiku.records import Result, tables
 from mha_haiku.training import tasks
 
@@ -49,14 +49,14 @@ def _program(function: Callable, **options: bool) -> Callable:
     Options are passed to `EdgeRuns`.
     """
 
-    @functools.partial(running.compiled, compacts=False)
+    @functools.partial(model_runs.compiled, compacts=False)
     def program(
         model: models.Model,
         params: Any,
         clean: tasks.Example,
         corrupted: tasks.Example,
         *arrays: Array,
-        metric: running.Metric,
+        metric: model_runs.Metric,
     ) -> tuple[Array, ...]:
         runs = edge_runs.EdgeRuns(model, params, clean, corrupted, metric, **options)
         return (*function(runs, *arrays), runs.before, runs.after)

@@ -22,7 +22,7 @@ from jax.interpreters import partial_eval
 
 from mha_haiku.core import models, sites
 from mha_haiku.core.modules import anatomy
-from mha_haiku.lab.heads import edits, running
+from mha_haiku.lab.heads import edits, model_runs
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.training import tasks
 
@@ -49,7 +49,7 @@ class Pieces:
         begins = {site for part in of for site in part.reads} | {graph.end}
         begins |= {f"{part.path}/{x}" for part in of for x in inner if part.groups}
         ends = {f"{part.path}/output" for part in of} | {"logits"}
-        run = functools.partial(running.run, model)
+        run = functools.partial(model_runs.run, model)
         look = sites.look(run, [tuple(begins | ends)], strict=False)
         shapes = jax.eval_shape(look, params, example)[1]
         given = {name: x for name, x in shapes.items() if name in begins}
@@ -103,17 +103,17 @@ class EdgeRuns:
         params: Params,
         clean: tasks.Example,
         corrupted: tasks.Example,
-        metric: running.Metric,
+        metric: model_runs.Metric,
         *,
         runs_clean: bool = True,
     ):
         """Runs the model on both; the clean run can be left to `slopes`."""
-        if running.is_scanned(model, params):
+        if model_runs.is_scanned(model, params):
             raise ValueError("model must have looped layers; see models.unstacked.")
         self.graph = graphs.of_model(model)
-        self._compact = running.compact(model, params)
+        self._compact = model_runs.compact(model, params)
         # Layers with the same shapes run as a scan of the first one.
-        self._is_scanned = running.is_scanned(*self._compact)
+        self._is_scanned = model_runs.is_scanned(*self._compact)
         layers = self.graph.layers[:1] if self._is_scanned else self.graph.layers
         self._params, self.example, self._metric = params, clean, metric
         self._pieces = Pieces(model, params, clean, sum(layers, ()))
@@ -123,7 +123,7 @@ class EdgeRuns:
         batches = [corrupted, *([clean] if runs_clean else [])]
         batch = jax.tree.map(lambda *x: jnp.concatenate(x), *batches)
         at = [tuple(self._written)]
-        output, seen = running.look(*self._compact, batch, at)
+        output, seen = model_runs.look(*self._compact, batch, at)
         count = len(clean.inputs)
         self.after = metric(output.logits[:count], clean)
         self._corrupted = {name: seen[name][:count] for name in self._written}
@@ -265,7 +265,7 @@ class EdgeRuns:
 
         def total(shifts: dict[str, Array]):
             changes = edit | edits.on_parts(shifts, shifts.values(), jnp.add)
-            run = sites.edit(functools.partial(running.run, model), changes)
+            run = sites.edit(functools.partial(model_runs.run, model), changes)
             output, seen = sites.look(run, [at])(params, self.example)
             metric = self._metric(output.logits, self.example)
             return metric.sum(), (metric, dict(seen))

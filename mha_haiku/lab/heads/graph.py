@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 
 Node = tuple[int, int]
 
@@ -139,7 +139,7 @@ def of_model(model: models.Model) -> Graph:
       ValueError: If the model is not from `models.build` or `interop.load`, or its
         stream is not the sum of what its nodes write.
     """
-    config = running.config_of(model)
+    config = model_runs.config_of(model)
     norms = models.NORM_PLACES[config.norm.position]
     has_residual = config.attention.residual and config.feed_forward.residual
     if norms.end or norms.after or not has_residual:

@@ -25,11 +25,11 @@ from mha_haiku.lab.heads import (
     clean_runs,
     edge_measures,
     edits,
+    model_runs,
     patching,
-    running,
 )
 from mha_haiku.lab.heads import graph as graphs
-from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.lab.heads.model_runs import Batches, Measured
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -84,8 +84,8 @@ def path_patching(
     for kind in kinds:
         checks.choice("kinds", kind, (*circuits.KINDS, "logits"))
     model, params, example = subject.model, subject.params, next(iter(subject.batches))
-    counts = running.num_heads(model, params, example)
-    parts = running.kinds_of(model, params, example) or [""] * len(counts)
+    counts = model_runs.num_heads(model, params, example)
+    parts = model_runs.kinds_of(model, params, example) or [""] * len(counts)
     writers = _checked("senders", senders, counts)
     readers = _checked("receivers", receivers, counts)
     edges = [
@@ -128,7 +128,7 @@ def _nodes(counts: Sequence[int]) -> list[tuple[int, int]]:
     return [(part, head) for part, size in enumerate(counts) for head in range(size)]
 
 
-@running.compiled
+@model_runs.compiled
 def _paths(
     model: models.Model,
     params: Any,
@@ -136,7 +136,7 @@ def _paths(
     corrupted: Example,
     edges: Array,
     *,
-    metric: running.Metric,
+    metric: model_runs.Metric,
 ) -> tuple[Array, Array, Array]:
     """Returns changes `[B, E]`, and both metrics."""
     # An edge `[5]` is part and head of its sender, part and head of its receiver, and
@@ -158,7 +158,7 @@ def _paths(
         is_read = lambda *at: (at[0] == receiver[0]) & (at[1] == kind)  # noqa: E731
         changed = runs.reading(read, is_read)
         changed |= edits.on_parts(runs.parts, enumerate(runs.heads), restored)
-        through = running.run_edited(model, params, clean, changed)
+        through = model_runs.run_edited(model, params, clean, changed)
         is_direct = kind == graphs.KINDS.index("logits")
         logits = jnp.where(is_direct, output.logits, through.logits)
         return metric(logits, clean) - before
@@ -210,7 +210,7 @@ def circuit_of_heads(
 def graph_of_heads(subject: Measured) -> graphs.Graph:
     """Builds the graph of the heads of a model; all of them may read the inputs."""
     example = next(iter(subject.batches))
-    counts = running.num_heads(subject.model, subject.params, example)
+    counts = model_runs.num_heads(subject.model, subject.params, example)
     if not counts:
         raise ValueError("the model has no heads: no attention was found in it.")
     rank = np.argsort(_order(subject.model, subject.params, example))
@@ -249,9 +249,9 @@ def with_head_edges(
 
 def _order(model: models.Model, params: Any, example: Example) -> list[int]:
     """Lists the indices of attention parts in the order of the program."""
-    look = sites.look(functools.partial(running.run, model), ["*/heads"])
+    look = sites.look(functools.partial(model_runs.run, model), ["*/heads"])
     names = jax.eval_shape(look, params, example)[1]
-    known = list(running.parts(model, params, example))
+    known = list(model_runs.parts(model, params, example))
     return [known.index(name.rpartition("/")[0]) for name in names]
 
 
@@ -265,7 +265,7 @@ class _HeadRuns:
         at = ["*/heads", *(f"*/{name}" for name in names)]
         pair = patching.both(model, params, clean, corrupted, at)
         self.outputs, (ours, theirs) = zip(*pair, strict=True)
-        self._run = functools.partial(running.run, model, params)
+        self._run = functools.partial(model_runs.run, model, params)
         self._clean = clean
         self.parts = [name for name in ours if name.rpartition("/")[2] == "heads"]
         # By the sites that heads read, the part and the index of the kind.
@@ -287,8 +287,8 @@ class _HeadRuns:
     def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
         """Computes the output, and what heads read, from given outputs of all heads."""
         changed = edits.on_parts(self.parts, heads, lambda _, value: value)
-        run = running.editing(self._run, changed, self._clean)
-        look = running.looking(run, [tuple(self.read)], self._clean)
+        run = model_runs.editing(self._run, changed, self._clean)
+        look = model_runs.looking(run, [tuple(self.read)], self._clean)
         return look(self._clean)
 
     def reading(
@@ -306,8 +306,8 @@ class _HeadRuns:
     def computed(self, changed: edits.Edits) -> list[Array]:
         """Computes heads in an edited run, also those that are set for what follows."""
         # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = running.looking(self._run, [tuple(self.parts)], self._clean)
-        _, seen = running.editing(look, changed, self._clean)(self._clean)
+        look = model_runs.looking(self._run, [tuple(self.parts)], self._clean)
+        _, seen = model_runs.editing(look, changed, self._clean)(self._clean)
         return [seen[name] for name in self.parts]
 
 
@@ -317,7 +317,7 @@ def _is_head(head: Any, part: int | Array, values: Array) -> Array:
     return is_it[None, None, :, None]
 
 
-@running.compiled
+@model_runs.compiled
 def _attributed(
     model: models.Model,
     params: Any,
@@ -325,7 +325,7 @@ def _attributed(
     corrupted: Example,
     nodes: Array,
     *,
-    metric: running.Metric,
+    metric: model_runs.Metric,
 ) -> tuple[Array, Array, Array]:
     """Returns direct changes `[B, S]`, changes by kind `[B, S, 3, S]`, and metrics."""
     runs = _HeadRuns(model, params, clean, corrupted)
@@ -333,7 +333,9 @@ def _attributed(
 
     def moved(shifts: list[Array]) -> Array:
         changed = edits.on_parts(runs.parts, shifts, jnp.add)
-        return metric(running.run_edited(model, params, clean, changed).logits, clean)
+        return metric(
+            model_runs.run_edited(model, params, clean, changed).logits, clean
+        )
 
     zeros = jax.tree.map(jnp.zeros_like, runs.heads)
     slopes = jax.grad(lambda shifts: moved(shifts).sum())(zeros)
@@ -357,7 +359,7 @@ def _attributed(
     return direct.T, jnp.moveaxis(by_kind, 2, 0), before
 
 
-@running.compiled
+@model_runs.compiled
 def _with_edges(
     model: models.Model,
     params: Any,
@@ -366,7 +368,7 @@ def _with_edges(
     kept: Array,
     places: Array,
     *,
-    metric: running.Metric,
+    metric: model_runs.Metric,
 ) -> tuple[Array]:
     """Returns the metric `[B, X]`; `places` has index, part and head of each head."""
     runs = _HeadRuns(model, params, clean, corrupted)

@@ -20,15 +20,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import arguments, attention, models
-from mha_haiku.lab.heads import clean_runs, metrics, running
+from mha_haiku.lab.heads import clean_runs, metrics, model_runs
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
-from mha_haiku.lab.heads.running import Measured
+from mha_haiku.lab.heads.model_runs import Measured
 from mha_haiku.records import Heads
 from mha_haiku.training import tasks
 
 Array = jax.Array
 Example = tasks.Example
-Metric = running.Metric
+Metric = model_runs.Metric
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -80,7 +80,7 @@ def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
     return _measured(subject, "ablation", _changes, **options)
 
 
-@running.compiled
+@model_runs.compiled
 def _changes(
     model: models.Model,
     params: Any,
@@ -116,7 +116,7 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
     return slopes
 
 
-@running.compiled
+@model_runs.compiled
 def _slopes(
     model: models.Model,
     params: Any,
@@ -157,7 +157,7 @@ def attribution(
     return _measured(subject, "attribution", _shares, metric=subject.metric, **options)
 
 
-@running.compiled
+@model_runs.compiled
 def _shares(
     model: models.Model,
     params: Any,
@@ -196,20 +196,20 @@ def confidence(subject: Measured, *, ablation_value: AblationValue = zero) -> He
     return _measured(subject, "confidence", _largest_weights)
 
 
-@running.compiled
+@model_runs.compiled
 def _largest_weights(model: models.Model, params: Any, example: Example) -> Array:
     count = len(example.inputs)
 
     def largest(attention_map: attention.AttentionMap, kind: str) -> Array:
-        attention_map = running.without_padding(attention_map, model, example, kind)
+        attention_map = model_runs.without_padding(attention_map, model, example, kind)
         # A function may have several rows per example, such as windows of an image.
         weights = attention_map.statistics().values["largest_weight"]
         rows = math.prod(weights.shape[:-1]) // count
         return weights.reshape(count, rows, weights.shape[-1]).mean(1)
 
-    at = running.by_kind(largest, model, params, example)
-    _, found = running.look(model, params, example, at)
-    exists = running.exists([x.shape[-1] for x in found.values()])
+    at = model_runs.by_kind(largest, model, params, example)
+    _, found = model_runs.look(model, params, example, at)
+    exists = model_runs.exists([x.shape[-1] for x in found.values()])
     result = jnp.full((count, *exists.shape), jnp.nan)
     return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
 
@@ -240,7 +240,7 @@ def gated_metric(
     return _results(subject, _gated, patterns, **options)
 
 
-@running.compiled
+@model_runs.compiled
 def _gated(
     model: models.Model,
     params: Any,
@@ -289,7 +289,7 @@ def _measured(
     subject: Measured, name: str, compiled: Callable, **options: Any
 ) -> Heads:
     per_example = _results(subject, compiled, **options)
-    kinds, measure = running.kinds_measured(subject), MEASURES[name]
+    kinds, measure = model_runs.kinds_measured(subject), MEASURES[name]
     metric, unit = metrics.named(subject.metric)
     if measure.unit not in (None, "nats"):
         unit = measure.unit
@@ -307,4 +307,4 @@ def _results(
     """Runs a program compiled with `options` on all N examples."""
     program = compiled(subject.model, **options)
     run = lambda example: program(subject.params, example, *arrays)  # noqa: E731
-    return np.concatenate(running.over(subject.batches, run)).astype(np.float64)
+    return np.concatenate(model_runs.over(subject.batches, run)).astype(np.float64)

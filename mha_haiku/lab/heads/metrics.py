@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.lab.heads import running
-from mha_haiku.lab.heads.running import Metric
+from mha_haiku.lab.heads import model_runs
+from mha_haiku.lab.heads.model_runs import Metric
 from mha_haiku.training import losses, tasks
 
 Array = jax.Array
@@ -105,7 +105,7 @@ def at_last(logits: Array, example: tasks.Example) -> Array:
     if logits.ndim == 2:
         return logits
     # Of a decoder, if there is one.
-    valid = running.valid(logits.shape[1], example, "decoder")
+    valid = model_runs.valid(logits.shape[1], example, "decoder")
     last = logits.shape[1] - 1 - jnp.argmax(valid[:, ::-1], 1)
     return jnp.take_along_axis(logits, last[:, None, None], axis=1)[:, 0]
 

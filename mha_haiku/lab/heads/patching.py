@@ -21,9 +21,9 @@ import numpy as np
 from jax.typing import ArrayLike
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import ablation_values, clean_runs, running
+from mha_haiku.lab.heads import ablation_values, clean_runs, model_runs
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
-from mha_haiku.lab.heads.running import Batches, Measured
+from mha_haiku.lab.heads.model_runs import Batches, Measured
 from mha_haiku.records import Result
 from mha_haiku.records.means import PerExample
 from mha_haiku.training import tasks
@@ -164,18 +164,18 @@ def activation_patching(
     changes, base, other = over_pairs(subject, corrupted, program)
     axes = ("layer", "head") if what == "heads" else ("layer",)
     axes = (*axes, "position") if per_position else axes
-    kinds = running.kinds_measured(subject) if what == "heads" else ()
+    kinds = model_runs.kinds_measured(subject) if what == "heads" else ()
     return Patched(changes, base, other, axes, tuple(kinds))
 
 
-@running.compiled
+@model_runs.compiled
 def _activations(
     model: models.Model,
     params: Any,
     clean: Example,
     corrupted: Example,
     *,
-    metric: running.Metric,
+    metric: model_runs.Metric,
     what: str,
     per_position: bool,
     into: str,
@@ -228,7 +228,7 @@ def over_pairs(
 ) -> tuple[np.ndarray, ...]:
     """Runs a program on all pairs of batches; results are float64 `[N, ...]`."""
     for batches in (subject.batches, corrupted):
-        running.check_batches(batches)
+        model_runs.check_batches(batches)
     cleans, others = list(subject.batches), list(corrupted)
     if len(cleans) != len(others):
         raise ValueError(
@@ -244,7 +244,7 @@ def over_pairs(
                 f"{shape}, got {got}."
             )
         for name in ("lengths", "decoder_lengths"):
-            length, got = (running.fetched(getattr(x, name)) for x in (clean, other))
+            length, got = (model_runs.fetched(getattr(x, name)) for x in (clean, other))
             if length is not None and (at := np.flatnonzero(length != got)).size:
                 raise ValueError(
                     f"corrupted must have the {name} of the clean examples, "
@@ -253,7 +253,9 @@ def over_pairs(
         # A metric reads only the clean targets, which may be vectors, not tokens.
         other = other._replace(targets=clean.targets, weights=clean.weights)
         pairs.append((clean, other))
-    results = running.over(pairs, lambda pair: program(subject.params, *pair, *arrays))
+    results = model_runs.over(
+        pairs, lambda pair: program(subject.params, *pair, *arrays)
+    )
     return jax.tree.map(lambda *x: np.concatenate(x).astype(np.float64), *results)
 
 
@@ -261,6 +263,6 @@ def both(
     model: models.Model, params: Any, one: Example, other: Example, at: Sequence[str]
 ) -> list[tuple[Any, dict[str, Array]]]:
     """Applies `running.look` to two batches; the model is compiled once."""
-    look = lambda x: running.look(model, params, x, at, strict=False)  # noqa: E731
+    look = lambda x: model_runs.look(model, params, x, at, strict=False)  # noqa: E731
     results = jax.lax.map(look, jax.tree.map(lambda *x: jnp.stack(x), one, other))
     return [jax.tree.map(lambda x, i=i: x[i], results) for i in range(2)]

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import attention, models, tiles
-from mha_haiku.lab.heads import alignment, running
-from mha_haiku.lab.heads.running import Batches
+from mha_haiku.lab.heads import alignment, model_runs
+from mha_haiku.lab.heads.model_runs import Batches
 from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
 from mha_haiku.training import tasks
 
@@ -99,15 +99,15 @@ def roles(
         aligned = None
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
-            known = alignment.of_batch(align, running.fetched(example))
+            known = alignment.of_batch(align, model_runs.fetched(example))
             # If nothing is known, uses the same program as for other batches.
             aligned = known.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
-    sums = running.over(batches, of_batch)
+    sums = model_runs.over(batches, of_batch)
     total = jax.tree.map(lambda *x: sum(map(np.float64, x)), *sums)
     example = next(iter(batches)) if model.config is None else None
-    kinds = running.kinds_of(model, params, example)
+    kinds = model_runs.kinds_of(model, params, example)
     found = roles_of_evidence(total, kinds=kinds)
     if model.config is None:
         return found
@@ -139,7 +139,7 @@ def role_of(scores: Mapping[str, float]) -> str:
     return max(margins, key=margins.__getitem__, default=MIXED)
 
 
-@running.compiled
+@model_runs.compiled
 def _observed(
     model: models.Model,
     params: Any,
@@ -151,16 +151,16 @@ def _observed(
     """Sums `role_evidence` over a batch, for each map."""
 
     def summed(attention_map: attention.AttentionMap, kind: str) -> dict[str, Array]:
-        attention_map = running.without_padding(attention_map, model, example, kind)
-        tokens = running.tokens(example, kind)
-        positions = running.separators_at(example, kind, separators)
+        attention_map = model_runs.without_padding(attention_map, model, example, kind)
+        tokens = model_runs.tokens(example, kind)
+        positions = model_runs.separators_at(example, kind, separators)
         statistics = attention_map.statistics(tokens=tokens, positions=positions)
-        given = {"tokens": tokens, "lengths": running.key_lengths(example, kind)}
+        given = {"tokens": tokens, "lengths": model_runs.key_lengths(example, kind)}
         found = role_evidence(attention_map, statistics, kind, **given, aligned=aligned)
         return jax.tree.map(lambda x: x.sum(0), found)
 
-    at = running.by_kind(summed, model, params, example)
-    return list(running.look(model, params, example, at)[1].values())
+    at = model_runs.by_kind(summed, model, params, example)
+    return list(model_runs.look(model, params, example, at)[1].values())
 
 
 def role_evidence(

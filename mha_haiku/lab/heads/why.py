@@ -22,9 +22,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import circuits, components, running
+from mha_haiku.lab.heads import circuits, components, model_runs
 from mha_haiku.lab.heads.components import Component, Held
-from mha_haiku.lab.heads.running import Batches
+from mha_haiku.lab.heads.model_runs import Batches
 from mha_haiku.records import Result, tables
 from mha_haiku.training import tasks
 
@@ -333,7 +333,7 @@ def written(
     _, _, num_queries, num_keys = _shape_of(known, layer, head)
     query = _position("query", query, num_queries)
     if answer is not None and not components.is_set(model):
-        running.check_classes("answer", model, params, example, answer)
+        model_runs.check_classes("answer", model, params, example, answer)
     unit, answer = ("output", -1) if answer is None else ("logit", answer)
     program = components.split_output(model, is_logit=unit == "logit")
     found = _run(program, params, example, layer, head, query, answer)
@@ -354,7 +354,7 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     other arguments and errors are as for `pairs`.
     """
     program = components.sums_read(model)
-    results = running.over(batches, lambda batch: program(params, batch))
+    results = model_runs.over(batches, lambda batch: program(params, batch))
     for result in results:
         components.check_linear(result["curvature"])
     known, config = _known(model, params, next(iter(batches))), model.config
@@ -373,7 +373,7 @@ def _known(model: models.Model, params: Any, example: tasks.Example) -> Held:
     found = []
 
     def trace(params: Any, example: tasks.Example):
-        found.append(Held(*running.compact(model, params), example))
+        found.append(Held(*model_runs.compact(model, params), example))
 
     jax.eval_shape(trace, params, example)
     return found[0]
@@ -395,7 +395,7 @@ def _with_rest(parts: np.ndarray, whole: np.ndarray) -> np.ndarray:
 def _run(
     program: Callable, params: Any, example: tasks.Example, *numbers: int | np.ndarray
 ) -> dict[str, Any]:
-    result = running.fetched(program(params, example, *map(np.int32, numbers)))
+    result = model_runs.fetched(program(params, example, *map(np.int32, numbers)))
     components.check_linear(result["curvature"])
     return result
 

@@ -23,7 +23,7 @@ from mha_haiku.lab.rasp.language import (
     tokens,
 )
 from mha_haiku.lab.rasp.programs import PROGRAMS
-from mha_haiku.lab.rasp.scoring import auroc
+from mha_haiku.lab.rasp.separation import auroc
 
 __all__ = [
     "Compiled",

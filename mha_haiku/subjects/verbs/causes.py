@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import answers as answered
-from mha_haiku.subjects import computing, conversion, encoding, example_rows
+from mha_haiku.subjects import computation, conversion, encoding, example_rows
 from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
 from mha_haiku.training import tasks
 
@@ -120,7 +120,7 @@ def circuit(
         title = f"{subject.title}, {text!r} and {corrupted!r}"
     else:
         examples = _EXAMPLES if examples is None else examples
-        of = computing.measured(subject, examples, metric=metric)
+        of = computation.measured(subject, examples, metric=metric)
         pairs = [_of_examples(batch) for batch in of.batches]
         pairs = [pair for pair in pairs if len(pair[0].inputs)]
         if not pairs:
@@ -189,7 +189,7 @@ def _answers(
     if given is not None:
         chosen = [encoding.one_token(subject.codec, x) for x in given]
         asked = subject.model, subject.params, batches[0]
-        running.check_classes("answers", *asked, chosen)
+        model_runs.check_classes("answers", *asked, chosen)
         return np.broadcast_to(chosen, (len(batches[0].inputs), 2)).T
     right, wrong = (
         np.asarray(heads.metrics.at_last(subject.logits(x), x).argmax(-1))
@@ -210,7 +210,7 @@ def _of_examples(batch: tasks.Example) -> list[tasks.Example]:
     """Returns the examples that have another with the same padding, and the others."""
     sides = {"": batch.inputs, "decoder_": batch.decoder_inputs}
     counted = [
-        running.counted(np.shape(inputs)[1], batch, side)
+        model_runs.counted(np.shape(inputs)[1], batch, side)
         for side, inputs in sides.items()
         if inputs is not None
     ]

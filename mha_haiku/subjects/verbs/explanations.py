@@ -9,8 +9,8 @@ import numpy as np
 
 from mha_haiku.core import attention, checks, models
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
-from mha_haiku.subjects import answers, computing, encoding
+from mha_haiku.lab.heads import model_runs
+from mha_haiku.subjects import answers, computation, encoding
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import (
     EXAMPLES,
@@ -91,7 +91,7 @@ def reads(subject: Subject, examples: Any = EXAMPLES) -> heads.why.Reads:
     Examples are as in `strongest`; next to it is the composition from weights.
     """
     check_parameters(subject, "reads")
-    batches = computing.batches_given(subject, examples, targets=False)
+    batches = computation.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     return heads.why.reads(subject.model, subject.params, batches)
 
@@ -113,7 +113,7 @@ def strongest(
       ValueError: If there is no such layer or head, or the count is below 1.
     """
     checks.positive_integer("count", count)
-    batches = computing.batches_given(subject, examples, targets=False)
+    batches = computation.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     path = part_with(parts_of(subject, batches[0]), layer, head)
     kind = given.kind_of(subject, layer, batches[0])
@@ -128,7 +128,7 @@ def strongest(
             refuse(subject, "strongest", why)
         # The largest weight of a query that sees one key is always 1.
         sees = keys[..., -1] >= 0
-        valid = running.valid(sees.shape[1], batch, running.kind_of(path))
+        valid = model_runs.valid(sees.shape[1], batch, model_runs.kind_of(path))
         values = np.where(sees & np.asarray(valid), weights, -np.inf)
         best, n = values.argmax(-1), np.arange(len(values))
         found.append((best, keys[n, best, 0], values[n, best]))
@@ -152,11 +152,13 @@ def _strongest(model: models.Model, path: str, kind: str):
     @jax.jit  # which does not keep what else the model computes
     def run(params: Any, batch: tasks.Example):
         def largest(attention_map: attention.AttentionMap):
-            attention_map = running.without_padding(attention_map, model, batch, kind)
+            attention_map = model_runs.without_padding(
+                attention_map, model, batch, kind
+            )
             top = attention_map.top(min(2, attention_map.shape[-1]))
             return top.weights[..., 0], top.positions
 
         name = f"{path}/map".removeprefix("/")
-        return running.look(model, params, batch, {(name,): largest})[1][name]
+        return model_runs.look(model, params, batch, {(name,): largest})[1][name]
 
     return run

@@ -15,8 +15,8 @@ import numpy as np
 from mha_haiku.core import checks, models, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
-from mha_haiku.lab.heads import running
-from mha_haiku.subjects import computing, conversion, example_rows, imported_runs
+from mha_haiku.lab.heads import model_runs
+from mha_haiku.subjects import computation, conversion, example_rows, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training.runs import configuration, folders
 
@@ -216,7 +216,7 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = computing.once(subject, f"window {windows}", make)
+    model = computation.once(subject, f"window {windows}", make)
     return subject.replace(config=config, model=model)
 
 
@@ -264,11 +264,11 @@ def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Ar
 
     def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
         example = example_rows.example(row)
-        logits = running.run(subject.model, params, example).logits
+        logits = model_runs.run(subject.model, params, example).logits
         # A function may return those after the last position alone, `[B, C]`.
         return logits[:, place] if logits.ndim == 3 else logits
 
-    program = computing.once(subject, "logits at a place", lambda: jax.jit(at))
+    program = computation.once(subject, "logits at a place", lambda: jax.jit(at))
     row = np.zeros((1, room or len(tokens)), np.int32)
     row[0, : len(tokens)] = tokens
     return program(subject.params, row, len(tokens) - 1)

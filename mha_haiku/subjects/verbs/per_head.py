@@ -14,10 +14,10 @@ from mha_haiku.core import attention, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads, maps
 from mha_haiku.lab import statistics as all_statistics
-from mha_haiku.lab.heads import alignment, running
+from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Part,
@@ -56,34 +56,34 @@ def statistics(
       examples: Number of held-out examples to average over, or texts.
       layers: Layers, as 0,2 or, of an encoder-decoder, cross.0,decoder; default: all.
     """
-    own = computing.batches_given(subject, examples, targets=False)
+    own = computation.batches_given(subject, examples, targets=False)
     parts = parts_of(subject, own[0] if own else None)
     layers = chosen_layers(parts, layers)
     if len(layers) == len(parts):
-        subject = computing.compact(subject)
+        subject = computation.compact(subject)
     parts = [parts[i] for i in layers]
     if own is None:  # devices need not divide the number and length of given examples
-        subject = computing.placed(subject)
+        subject = computation.placed(subject)
 
-    separators = computing.separators(subject)
+    separators = computation.separators(subject)
 
     def observe(params: Any, example: tasks.Example):
         def known(attention_map: attention.AttentionMap, kind: str) -> maps.Seen:
             return maps.known(
-                running.without_padding(attention_map, subject.model, example, kind),
+                model_runs.without_padding(attention_map, subject.model, example, kind),
                 kind,
-                tokens=running.tokens(example, kind),
-                separators=running.separators_at(example, kind, separators),
-                lengths=running.key_lengths(example, kind),
+                tokens=model_runs.tokens(example, kind),
+                separators=model_runs.separators_at(example, kind, separators),
+                lengths=model_runs.key_lengths(example, kind),
             )
 
-        return example, computing.observed(subject, params, example, known, parts)[1]
+        return example, computation.observed(subject, params, example, known, parts)[1]
 
-    program = computing.program(subject, observe)
+    program = computation.program(subject, observe)
     if own is None:
         subject = check_task(subject, "statistics")
-        size = computing.batch_size(subject, examples, _BATCH_POSITIONS)
-        batches = computing.observations(
+        size = computation.batch_size(subject, examples, _BATCH_POSITIONS)
+        batches = computation.observations(
             subject, program, range(examples), batch_size=size, name="head statistics"
         )
     else:
@@ -122,8 +122,8 @@ def statistics(
 def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
-    batches = computing.batches_of(subject, examples, targets=False, name="examples")
-    separators = computing.separators(subject)
+    batches = computation.batches_of(subject, examples, targets=False, name="examples")
+    separators = computation.separators(subject)
     found = heads.roles(
         subject.model, subject.params, batches, separators=separators, align=align
     )
@@ -169,21 +169,21 @@ def importance(
     with checks.user_mistakes():
         for name in wanted:
             checks.choice("measures", name, heads.MEASURES)
-    metric = computing.metric_name(subject, metric)
+    metric = computation.metric_name(subject, metric)
     if metric == "drift" and "gradient" in wanted:
         if measures is not None:
             reason = "the drift has no slope at the whole model"
             raise ConfigError(f"measures must not have gradient: {reason}.")
         wanted.remove("gradient")
-    batches = computing.batches_given(subject, examples, metric=metric)
-    placed = computing.placed(subject) if batches is None else subject
-    value = computing.ablation_value(placed, ablation_value, examples)
+    batches = computation.batches_given(subject, examples, metric=metric)
+    placed = computation.placed(subject) if batches is None else subject
+    value = computation.ablation_value(placed, ablation_value, examples)
     columns = {}
     for name in wanted:
         entry = heads.MEASURES[name]
         uses_loss = entry.unit == "nats" and metric not in ("drift", None)
         measured_by = "loss" if uses_loss else metric
-        of = computing.measured(placed, examples, metric=measured_by, name=name)
+        of = computation.measured(placed, examples, metric=measured_by, name=name)
         column = entry.measure(of, ablation_value=value).first
         per_example = column.per_example
         assert per_example is not None  # as of every measure
@@ -214,7 +214,7 @@ def measured(
     subject: Subject, examples: Any = EXAMPLES, metric: str | None = None
 ) -> heads.Measured:
     """Makes the argument of measures of `mh.heads`; arguments as in `importance`."""
-    return computing.measured(subject, examples, metric=metric, name="examples")
+    return computation.measured(subject, examples, metric=metric, name="examples")
 
 
 def _counted(count: int, given: Sequence[Any] | None) -> str:

@@ -14,11 +14,11 @@ import jax
 import numpy as np
 
 from mha_haiku.core import checks, models
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import RunSubject, Subject, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
 from mha_haiku.training import tasks
@@ -230,11 +230,11 @@ class _Timed:
 
     def __init__(self, subject: RunSubject):
         self.size = subject.config.training.batch_size
-        example = computing.held_out(subject, range(self.size))
+        example = computation.held_out(subject, range(self.size))
 
         @jax.jit
         def forward(params: Any, example: tasks.Example) -> jax.Array:
-            output = running.run(subject.model, params, example)
+            output = model_runs.run(subject.model, params, example)
             return output.output if output.logits is None else output.logits
 
         self._arguments = jax.device_put((subject.params, example))

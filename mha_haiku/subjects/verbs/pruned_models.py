@@ -13,7 +13,7 @@ import numpy as np
 
 from mha_haiku.core import checks, models
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
@@ -93,7 +93,7 @@ def _check(
         raise ValueError("keep and metric_drop must not be given together.")
     checks.positive_integer("examples", examples)
     checks.choice("order", order, ORDERS)
-    checks.choice("ablation_value", ablation_value, computing.ABLATION_VALUES)
+    checks.choice("ablation_value", ablation_value, computation.ABLATION_VALUES)
 
 
 def _refuse_order(order: str, ablation_value: str) -> None:
@@ -164,10 +164,10 @@ def order_of(
         places = all_heads(subject)
         generator = np.random.default_rng(subject.config.seed)
         return [places[i] for i in generator.permutation(len(places))]
-    value = computing.ablation_value(subject, ablation_value, examples)
+    value = computation.ablation_value(subject, ablation_value, examples)
     if by == "greedy":
         steps = heads.greedy_order(
-            computing.measured(subject, examples),
+            computation.measured(subject, examples),
             ablation_value=value,
             worst=worst,
             tries=_TRIES,
@@ -177,7 +177,7 @@ def order_of(
         )
         first = [step.head for step in steps]
         return first + [head for head in all_heads(subject) if head not in first]
-    of = computing.measured(subject, examples, name=by)
+    of = computation.measured(subject, examples, name=by)
     with checks.user_mistakes():  # the drift has no gradient
         return heads.order(heads.MEASURES[by].measure(of, ablation_value=value).mean)
 
@@ -197,7 +197,7 @@ def ablated_in_order(
     """
     metric = decisive(subject.task)
     examples = subject.config.training.evaluation_examples
-    of = computing.measured(subject, examples, metric=metric, name="heads ablated")
+    of = computation.measured(subject, examples, metric=metric, name="heads ablated")
     (found,) = ablated(of, [order], [len(order) - count for count in counts])
     return (found if metric == "drift" else 1 - found).tolist()
 

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, verb
 from mha_haiku.training import devices, evaluation, tasks
 
@@ -61,5 +61,5 @@ def vectors_of(subject: RunSubject) -> np.ndarray | None:
         return None
     training = subject.config.training
     count = training.evaluation_examples
-    batches = computing.Batches(subject, count, training.batch_size)
+    batches = computation.Batches(subject, count, training.batch_size)
     return heads.drift.vectors(subject.model, subject.params, batches)[:count]

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import answers, conversion
 from mha_haiku.subjects.subject import Subject, verb
 from mha_haiku.subjects.verbs import values
@@ -42,7 +42,7 @@ def rollout(
     size = found[0].shape[-1]
     places = np.arange(size)
     if size == batch.inputs.shape[1]:
-        places = np.flatnonzero(running.valid(size, batch, "")[0])
+        places = np.flatnonzero(model_runs.valid(size, batch, "")[0])
     rows = places[[query]] if -len(places) <= query < len(places) else query
     shares = heads.rollout(maps, rows, residual=residual, per_layer=True)
     tokens = found.key_tokens or found.tokens or [[str(i) for i in range(size)]]

@@ -10,7 +10,7 @@ import numpy as np
 from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers
 from mha_haiku.subjects import conversion as given
@@ -24,7 +24,7 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
     A model that pools positions gives `[C]`, or `[B, C]`.
     """
     batch, is_one = given.batch_of(subject, inputs)
-    found = running.run(subject.model, subject.params, batch).logits
+    found = model_runs.run(subject.model, subject.params, batch).logits
     if found is None:
         refuse(subject, "logits", "gives no logits")
     return found[0] if is_one else found
@@ -43,9 +43,9 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     # The last first, which may not be there.
     cells = [heads.why.cells(*asked, key=-n) for n in range(why, 0, -1)]
     if subject.model.config is None:
-        _, found = running.look(*asked, ["*/map"])
+        _, found = model_runs.look(*asked, ["*/map"])
     else:
-        found = running.run(*asked).maps
+        found = model_runs.run(*asked).maps
     tokens, keys = given.labels(subject, batch)
     images: tuple = ()
     if not keys and len(found):
@@ -65,7 +65,7 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
 def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
     """Runs the model; returns its `Output` and the values at sites; see `mh.look`."""
     batch, _ = given.batch_of(subject, inputs)
-    run = functools.partial(running.run, subject.model)
+    run = functools.partial(model_runs.run, subject.model)
     return all_sites.look(run, at)(subject.params, batch)
 
 
@@ -73,7 +73,7 @@ def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
 def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
     """Lists the sites of the model, with shapes; runs nothing."""
     batch, _ = given.batch_of(subject, inputs)
-    run = functools.partial(running.run, subject.model)
+    run = functools.partial(model_runs.run, subject.model)
     return all_sites.sites(run, subject.params, batch)
 
 

@@ -49,7 +49,7 @@ class TrainingConfig(Section, path="config.training"):
 
 
 class SavedMapsConfig(Section, path="config.attention"):
-    """The attention maps that are saved; see `verbs.dumping`."""
+    """The attention maps that are saved; see `verbs.dumps`."""
 
     examples: int = field(8, "held-out examples whose maps are saved", _COUNT)
     dtype: str = field(

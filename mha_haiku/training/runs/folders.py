@@ -16,7 +16,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, display, models
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training import devices, evaluation, optimizers, stepping, tasks
+from mha_haiku.training import devices, evaluation, optimizers, tasks, train_step
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import checkpoints, configuration, files
 
@@ -146,7 +146,7 @@ def load_run(
         return {
             "config": config.to_json(),
             "kept": read_kept(folder),
-            "arrays": stored.arrays([f".{x}" for x in stepping.Parameters._fields]),
+            "arrays": stored.arrays([f".{x}" for x in train_step.Parameters._fields]),
         }
 
     content = cluster.first_does(read_here)
@@ -156,7 +156,7 @@ def load_run(
     configuration.check_length(config.model, task)
     model = make_model(config.model, task)
     abstract = abstract_state(config, task, model)
-    abstract = stepping.Parameters(abstract.step, abstract.params)
+    abstract = train_step.Parameters(abstract.step, abstract.params)
     state = checkpoints.restored(content["arrays"], abstract)
     return Run(config, task, model, state.params, int(state.step))
 
@@ -196,11 +196,11 @@ def make_model(
 
 def abstract_state(
     config: configuration.RunConfig, task: tasks.Task, model: models.Model
-) -> stepping.TrainState:
+) -> train_step.TrainState:
     """Finds the shapes and dtypes of the run's state, without computing it."""
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
     return jax.eval_shape(
-        lambda: stepping.initial_state(model, transformation, task, config.seed)
+        lambda: train_step.initial_state(model, transformation, task, config.seed)
     )
 
 
@@ -323,7 +323,7 @@ def write_run(
     params = jax.tree.map(np.asarray, params)
     check_free(workdir)
     with held(folder):
-        state = stepping.Parameters(np.int32(0), params)
+        state = train_step.Parameters(np.int32(0), params)
         checkpoints.save(folder.checkpoints, 0, state)
         write_config(folder, config, jax.local_devices(), task, digest_of(params))
     return folder.root

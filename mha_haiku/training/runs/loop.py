@@ -1,6 +1,6 @@
 """The training loop: when to take steps, report, evaluate, save and observe.
 
-Between reports the host only starts dispatches of many steps; see `training.stepping`.
+Between reports the host only starts dispatches of many steps; see `train_step`.
 The first process reads the folder (`_read`) and writes it (`_Record`); the others
 receive what it has read, and take the same steps.
 """

@@ -14,8 +14,8 @@ from mha_haiku.training import (
     evaluation,
     losses,
     optimizers,
-    stepping,
     tasks,
+    train_step,
 )
 from mha_haiku.training.runs import checkpoints, configuration, folders
 
@@ -38,7 +38,7 @@ class Window:
         """Continues from the `numbers` of another window, or opens a new one."""
         self.numbers = dict(numbers or {"steps": 0, "seconds": 0.0})
 
-    def add(self, report: stepping.Report, seconds: float) -> None:
+    def add(self, report: train_step.Report, seconds: float) -> None:
         numbers = self.numbers
         numbers["steps"] += len(report.gradient_norm)
         numbers["seconds"] += seconds
@@ -87,7 +87,7 @@ class Trainer:
         self.config, self.task, self.placement = config, task, placement
         model = folders.make_model(config.model, task, placement)
         transformation = optimizers.make(config.optimizer, steps=training.steps)
-        dispatch = stepping.make_dispatch(
+        dispatch = train_step.make_dispatch(
             optimizers.without_frozen(model, config.optimizer),
             task,
             transformation,
@@ -106,8 +106,8 @@ class Trainer:
         self.train_data = placement.put(task.train_data)
         self._held_out_data = placement.put(task.held_out_data)
 
-        def initial(seed: jax.Array) -> stepping.TrainState:
-            return stepping.initial_state(model, transformation, task, seed)
+        def initial(seed: jax.Array) -> train_step.TrainState:
+            return train_step.initial_state(model, transformation, task, seed)
 
         abstract = jax.eval_shape(initial, self.seed)
         self.num_params = sum(x.size for x in jax.tree.leaves(abstract.params))
@@ -119,11 +119,11 @@ class Trainer:
             )
         if arrays is not None:
             has_state = any(name.startswith(".optimizer_state") for name in arrays)
-            kind = stepping.TrainState if has_state else stepping.Parameters
+            kind = train_step.TrainState if has_state else train_step.Parameters
             like = kind(*abstract[: len(kind._fields)])
             state = checkpoints.restored(arrays, like)
             if not has_state:  # of an imported or a pruned model
-                begun = stepping.state_of(state.params, transformation)
+                begun = train_step.state_of(state.params, transformation)
                 state = jax.tree.map(np.asarray, begun)._replace(step=state.step)
             self.state = placement.put_state(state)
         else:

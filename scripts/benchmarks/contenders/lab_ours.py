@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import mha_haiku as mh
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import causal_models
 
@@ -62,7 +62,7 @@ def _example(model, batch, length, seed) -> mh.tasks.Example:
 
 def _forward(of, example, calls):
     def metric(params, example):
-        return of.metric(running.run(of.model, params, example).logits, example)
+        return of.metric(model_runs.run(of.model, params, example).logits, example)
 
     call = jax.jit(metric).lower(of.params, example).compile()
 
@@ -84,7 +84,7 @@ def _patching(of, example, other, num_heads):
 
 def _statistics(of, example):
     def forward(params, example):
-        output = running.run(of.model, params, example)
+        output = model_runs.run(of.model, params, example)
         stacked = jax.tree.map(lambda *x: jnp.stack(x), *output.maps)
         statistics = jax.lax.map(lambda each: each.statistics(pooled=(32, 32)), stacked)
         return output.logits[:, -1], statistics

@@ -9,7 +9,7 @@ import numpy as np
 
 import mha_haiku as mh
 from mha_haiku import devices
-from mha_haiku.training import optimizers, stepping
+from mha_haiku.training import optimizers, train_step
 from mha_haiku.training.runs import configuration, folders
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import jax_programs, sizes
@@ -42,7 +42,7 @@ def _training(config, steps) -> worker.Program:
     task = configuration.make_task(config)
     model = folders.make_model(config.model, task)
     transformation = optimizers.make(config.optimizer, steps=config.training.steps)
-    dispatch = stepping.make_dispatch(
+    dispatch = train_step.make_dispatch(
         model,
         task,
         transformation,
@@ -53,7 +53,7 @@ def _training(config, steps) -> worker.Program:
     seed = np.uint32(config.seed)
 
     def initial(seed):
-        return stepping.initial_state(model, transformation, task, seed)
+        return train_step.initial_state(model, transformation, task, seed)
 
     first_state = jax.device_get(jax.jit(initial)(seed))
     state = placement.put_state(first_state)

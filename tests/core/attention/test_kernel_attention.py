@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks, positions
-from mha_haiku.core.attention import fused, scores
+from mha_haiku.core.attention import kernels, scores
 from mha_haiku.core.attention.inputs import Inputs, Weighting
 
 LENGTHS = np.asarray([4, 0], np.int32)
@@ -89,8 +89,8 @@ REFUSALS = [
 
 @pytest.mark.parametrize("platform, changes, words", REFUSALS)
 def test_refusal_names_the_property(platform, changes, words):
-    assert fused.refusal(inputs_of(), 0.0, platform) is None
-    found = fused.refusal(inputs_of(**changes), 0.0, platform)
+    assert kernels.refusal(inputs_of(), 0.0, platform) is None
+    found = kernels.refusal(inputs_of(**changes), 0.0, platform)
     start = {"cuda": "cuDNN attention takes ", "tpu": "the TPU kernel takes "}[platform]
     assert found.startswith(start)
     assert words in found
@@ -98,12 +98,12 @@ def test_refusal_names_the_property(platform, changes, words):
 
 @pytest.mark.parametrize("platform", ["cuda", "tpu"])
 def test_dropout_is_refused(platform):
-    assert fused.refusal(inputs_of(), 0.1, platform).endswith("takes no dropout")
+    assert kernels.refusal(inputs_of(), 0.1, platform).endswith("takes no dropout")
 
 
 @pytest.mark.parametrize("platform", ["cpu", "rocm", "metal"])
 def test_platforms_without_a_kernel_are_refused(platform):
-    found = fused.refusal(inputs_of(), 0.0, platform)
+    found = kernels.refusal(inputs_of(), 0.0, platform)
     assert found == f"there is no fused kernel for {platform}"
 
 
@@ -122,14 +122,14 @@ def test_platforms_without_a_kernel_are_refused(platform):
     ],
 )
 def test_what_a_kernel_can_do_is_not_refused(platform, changes):
-    assert fused.refusal(inputs_of(**changes), 0.0, platform) is None
+    assert kernels.refusal(inputs_of(**changes), 0.0, platform) is None
 
 
 def test_refusal_is_the_same_while_being_traced():
     found = []
 
     def traced(inputs):
-        found.append(fused.refusal(inputs, 0.0, "cuda"))
+        found.append(kernels.refusal(inputs, 0.0, "cuda"))
         return 0
 
     jax.eval_shape(traced, inputs_of(mask=masks.causal() & PADDING))
@@ -153,6 +153,6 @@ def test_platform_tells_gpus_apart(version, capability, expected, monkeypatch):
     )
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     monkeypatch.setattr(jax, "local_devices", lambda: [device])
-    assert fused.platform_name() == expected
-    is_refused = fused.refusal(inputs_of(), 0.0, fused.platform_name()) is not None
+    assert kernels.platform_name() == expected
+    is_refused = kernels.refusal(inputs_of(), 0.0, kernels.platform_name()) is not None
     assert is_refused == (expected != "cuda")

@@ -13,12 +13,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.core.attention import attend, fused
+from mha_haiku.core.attention import attend, kernels
 from tests import everyday, oracles
 from tests.core.attention.xla_kernel import XLA
 
 B, T, S, H, G, K = 2, 5, 6, 4, 2, 8
-FUSED = functools.partial(fused.attend, kernel=XLA())
+FUSED = functools.partial(kernels.attend, kernel=XLA())
 LENGTHS = np.asarray([4, 0])
 MASKS = {
     "causal": masks.causal(),
@@ -75,7 +75,7 @@ def test_query_that_sees_nothing_gets_zeros_and_has_no_gradient(name, arrays):
 @pytest.mark.parametrize("filling", [-1e30, 3e38, np.nan])
 @pytest.mark.parametrize(
     "kernel, sizes",
-    everyday.some([(XLA(), (T, S)), (fused.FlashTPU(), (128, 128))], 1),
+    everyday.some([(XLA(), (T, S)), (kernels.FlashTPU(), (128, 128))], 1),
 )
 def test_content_of_padding_is_not_felt_bit_for_bit(kernel, sizes, filling, arrays):
     query, key, value = arrays((B,), *sizes, 2, 1, K, K)
@@ -87,14 +87,14 @@ def test_content_of_padding_is_not_felt_bit_for_bit(kernel, sizes, filling, arra
         for beyond, x in ((queries, query), (keys, key), (keys, value))
     ]
 
-    implementation = functools.partial(fused.attend, kernel=kernel)
+    implementation = functools.partial(kernels.attend, kernel=kernel)
     with pltpu.force_tpu_interpret_mode():
         expected = results(implementation, (query, key, value), mask)
         found = results(implementation, filled, mask)
     jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
-class Recorder(fused.CuDNN):
+class Recorder(kernels.CuDNN):
     """A kernel that tells what it was called with."""
 
     calls: ClassVar[list] = []
@@ -108,7 +108,7 @@ class Recorder(fused.CuDNN):
 def test_no_kernel_is_given_a_length_of_zero(arrays):
     kernel = Recorder()
     mask = masks.padding(LENGTHS, np.asarray([0, 3])) & masks.causal()
-    implementation = functools.partial(fused.attend, kernel=kernel)
+    implementation = functools.partial(kernels.attend, kernel=kernel)
     values, _ = attend(
         *arrays((B,), T, S, H, G, K, K), mask=mask, implementation=implementation
     )
@@ -148,7 +148,7 @@ def test_logsumexp_of_bfloat16_is_not_rounded(arrays):
 
 @pytest.mark.parametrize("name", MASKS)
 def test_kernel_of_this_machine_gives_what_dense_gives(name, arrays):
-    platform = fused.platform_name()
+    platform = kernels.platform_name()
     inputs = arrays((B,), 256, 256, H, G, 64, 64, dtype=jnp.bfloat16)
     mask = masks.window(20, 0) if name == "window" else MASKS[name]
     if name in ("padding", "both"):
@@ -160,7 +160,7 @@ def test_kernel_of_this_machine_gives_what_dense_gives(name, arrays):
         )
     if platform == "tpu" and name == "window":
         pytest.skip("the TPU kernel knows no windows")
-    found = results(fused.attend, inputs, mask)
+    found = results(kernels.attend, inputs, mask)
     wanted = results("dense", inputs, mask)
     for outputs, expected in zip(found, wanted, strict=True):
         for x, y in zip(outputs, expected, strict=True):

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import masks
-from mha_haiku.core.attention import fused
+from mha_haiku.core.attention import kernels
 
 B, T, S = 2, 3, 5
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])
@@ -48,7 +48,7 @@ NOT_TRANSLATABLE = {
 @pytest.mark.parametrize("name", TRANSLATIONS)
 def test_translation(name):
     mask, (left, right, key_lengths, query_lengths) = TRANSLATIONS[name]
-    found = fused.translated(mask.aligned(1))
+    found = kernels.translated(mask.aligned(1))
     assert (found.left, found.right) == (left, right)
     for lengths, wanted in (
         (found.key_lengths, key_lengths),
@@ -61,14 +61,14 @@ def test_translation(name):
 
 @pytest.mark.parametrize("name", NOT_TRANSLATABLE)
 def test_what_kernels_do_not_know_is_not_translated(name):
-    assert fused.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
+    assert kernels.translated(NOT_TRANSLATABLE[name].aligned(1)) is None
 
 
 def test_translation_needs_shapes_alone():
     mask = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), masks.causal() & PADDING
     )
-    found = fused.translated(mask.aligned(1))
+    found = kernels.translated(mask.aligned(1))
     assert found.right == 0
     assert found.key_lengths[0].shape == (B,)
 
@@ -80,7 +80,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 
     @jax.jit
     def seen(mask):
-        found = fused.translated(mask.aligned(1))
+        found = kernels.translated(mask.aligned(1))
         found = found.collapsed((B,), num_queries, S)
         return found.seen_keys(num_queries, S)
 
@@ -97,7 +97,7 @@ def test_seen_keys_are_those_that_the_mask_allows(name, num_queries):
 def test_lengths_collapse_to_one_number_per_example_within_the_map():
     lengths = np.asarray([[4], [2]]), np.asarray([[9, 3, 9]], np.int8)
     mask = masks.padding(lengths[0], lengths[1]) & masks.padding(lengths[1])
-    found = fused.translated(mask.aligned(2)).collapsed((2, 3), T, S)
+    found = kernels.translated(mask.aligned(2)).collapsed((2, 3), T, S)
     np.testing.assert_array_equal(found.key_lengths[0], [4, 3, 4, 2, 2, 2])
     np.testing.assert_array_equal(found.query_lengths[0], [3, 3, 3, 3, 3, 3])
     assert found.key_lengths[0].dtype == found.query_lengths[0].dtype == np.int32

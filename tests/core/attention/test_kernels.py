@@ -17,12 +17,12 @@ import pytest
 from jax.experimental.pallas import tpu as pltpu
 
 from mha_haiku import masks
-from mha_haiku.core.attention import attend, fused, scores
+from mha_haiku.core.attention import attend, kernels, scores
 from tests import everyday, oracles
 from tests.core.attention.xla_kernel import XLA
 
 B, H, G, K = 2, 4, 2, 8
-CUDNN, TPU = fused.CuDNN(), fused.FlashTPU()
+CUDNN, TPU = kernels.CuDNN(), kernels.FlashTPU()
 LENGTHS, QUERY_LENGTHS = np.asarray([4, 2]), np.asarray([1, 3])
 PADDING = masks.padding(LENGTHS, QUERY_LENGTHS)
 MASKS = {
@@ -39,7 +39,7 @@ MASKS = {
 
 def by(kernel):
     """Returns the implementation of attention by a kernel."""
-    return functools.partial(fused.attend, kernel=kernel)
+    return functools.partial(kernels.attend, kernel=kernel)
 
 
 def gradients_by(implementation, arrays, mask, score=None, of_map=False):

@@ -3,10 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core.attention import fused
+from mha_haiku.core.attention import kernels
 
 
-class XLA(fused.CuDNN):
+class XLA(kernels.CuDNN):
     """The kernel of cuDNN without cuDNN."""
 
     def run(self, arrays, lengths, is_causal, window, scale):

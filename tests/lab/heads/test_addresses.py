@@ -13,7 +13,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import edits, running, why
+from mha_haiku.lab.heads import edits, model_runs, why
 
 B, T, D, H, C = 2, 5, 12, 3, 7
 APART = ("first_0", "first_0/norm", "second_0", "second_0/norm")
@@ -145,7 +145,7 @@ def test_sites_are_edited_by_their_whole_names(names, call):
 @pytest.mark.parametrize("call", ["why", "writes", "reads", "lens"])
 def test_terms_that_do_not_add_up_are_refused(monkeypatch, call):
     """As if an edit of one site reached others."""
-    made, run = edits.on_parts, running.run_edited
+    made, run = edits.on_parts, model_runs.run_edited
 
     def confused(names, trees, change):
         trees = dict(zip(names, trees, strict=True))
@@ -155,7 +155,7 @@ def test_terms_that_do_not_add_up_are_refused(monkeypatch, call):
 
     monkeypatch.setattr(edits, "on_parts", confused)
     shifted = lambda *x: run(*x)._replace(logits=run(*x).logits + 1)  # noqa: E731
-    monkeypatch.setattr(running, "run_edited", shifted)
+    monkeypatch.setattr(model_runs, "run_edited", shifted)
     measured, other = subject(*APART)
     measured = measured._replace(model=measured.model._replace(description=call))
     with pytest.raises(ValueError, match=r"\d off|% off"):

@@ -7,14 +7,14 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from tests.lab.heads.small_models import H, L, config, fresh, loss, random_params
 
 
 @pytest.fixture
 def deep(monkeypatch):
     """Two layers are many, for the time of a test."""
-    monkeypatch.setattr(running, "FEW_LAYERS", 1)
+    monkeypatch.setattr(model_runs, "FEW_LAYERS", 1)
 
 
 @pytest.mark.slow
@@ -88,7 +88,7 @@ def test_greedy_order_stops_where_asked(subject):
 @pytest.mark.slow
 def test_slopes_that_are_zero_by_construction_are_warned_about(subject, caplog):
     batch = subject.batches[0]
-    whole = heads.running.run(subject.model, subject.params, batch).logits
+    whole = heads.model_runs.run(subject.model, subject.params, batch).logits
 
     def drift(logits, batch):
         return jnp.square(logits - whole).sum((1, 2))

@@ -54,10 +54,10 @@ def test_drift_by_hand():
 def test_drift_of_ablated_heads_is_the_cosine_that_a_pruned_model_loses(sentences):
     config, model, params, example = sentences
     of = heads.measured_by_drift(model, params, [example])
-    before = _vectors(heads.running.run(model, params, example), example.lengths)
+    before = _vectors(heads.model_runs.run(model, params, example), example.lengths)
     pruned, own = heads.prune(params, config, [[0, 1, 2], [0, 2, 3]])
     small = models.build(own, num_tokens=C, feature_size=None, num_classes=C)
-    output = heads.running.run(small, pruned, example)
+    output = heads.model_runs.run(small, pruned, example)
     after = _vectors(output, example.lengths)
     both = heads.gated_metric(of, 1 - np.eye(H)[None, [3, 1]])
     wanted = _drift(before, after)

@@ -209,7 +209,7 @@ def test_grouped_heads_and_scanned_layers_have_the_edges_of_their_twins(monkeypa
         return slopes, heads.with_edges(subject, [corrupted], kept)
 
     wanted = of(one)
-    monkeypatch.setattr(heads.running, "FEW_LAYERS", 1)
+    monkeypatch.setattr(heads.model_runs, "FEW_LAYERS", 1)
     for found in (
         of(other),
         of(one._replace(model=one.model._replace(description=""))),
@@ -227,7 +227,7 @@ def test_each_of_many_scanned_layers_has_its_own_slopes(monkeypatch):
     params = test_patching._sharp(of)
     one = heads.Measured(build(of), heads.metrics.loss, params, [clean])
     scanned = heads.edge_attribution(one, [corrupted]).per_example
-    monkeypatch.setattr(heads.running, "FEW_LAYERS", 11)
+    monkeypatch.setattr(heads.model_runs, "FEW_LAYERS", 11)
     looped = one._replace(model=one.model._replace(description=""))
     wanted = heads.edge_attribution(looped, [corrupted]).per_example
     np.testing.assert_allclose(scanned, wanted, atol=2e-6)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention, heads, masks, models, tasks
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from tests.lab.heads.small_models import oracle
 from tests.tiny_runs import model_config
 
@@ -67,7 +67,7 @@ def of():
 def clean(of):
     """The model's output for the batch."""
     (example,) = of.batches
-    return jax.jit(functools.partial(running.run, of.model))(of.params, example)
+    return jax.jit(functools.partial(model_runs.run, of.model))(of.params, example)
 
 
 NAMES = [f"{each.path}/heads" for each in models.heads_of_layers(CONFIG)]

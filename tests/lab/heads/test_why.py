@@ -12,7 +12,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads, tasks
-from mha_haiku.lab.heads import components, running, why
+from mha_haiku.lab.heads import components, model_runs, why
 from tests import oracles, tiny_models
 
 T, D, H, K, L = 5, 10, 4, 6, 3
@@ -58,7 +58,7 @@ def subject(**fields):
 
 def values_of(model, params, example):
     """Returns all values of the model's sites, float64, without the batch's axis."""
-    f = functools.partial(running.run, model)
+    f = functools.partial(model_runs.run, model)
     names = [
         name
         for name in mh.sites(f, params, example)
@@ -403,7 +403,7 @@ def test_a_plain_function_has_the_numbers_of_our_model(stack):
     function = mh.models.of_function(functools.partial(plain, stack=stack))
     given, other = (model, params, example), (function, params, example)
     np.testing.assert_allclose(
-        running.run(*other).logits, running.run(*given).logits, atol=1e-5
+        model_runs.run(*other).logits, model_runs.run(*given).logits, atol=1e-5
     )
     lens, own_lens = (heads.logit_lens(*each) for each in (other, given))
     np.testing.assert_allclose(lens, own_lens, atol=1e-4)
@@ -466,7 +466,7 @@ def test_a_function_splits_as_far_as_its_program_shows():
     labels = [f"head {i}.{h}" for i in range(2) for h in range(H)]
     assert list(map(str, found.labels[0])) == ["embedding", *labels, "biases"]
     x = params["e"][np.arange(5)]
-    f = functools.partial(running.run, model)
+    f = functools.partial(model_runs.run, model)
     z = mh.look(f, ["attention_0/heads"])(params, example)[1]["attention_0/heads"][0]
     z = np.float64(z)
     parts = [z[:, h] @ params["o0"].reshape(H, K, D)[h] for h in range(H)]
@@ -497,7 +497,10 @@ def test_what_is_not_linear_is_refused_in_two_lines():
         assert len(str(refusal.value).splitlines()) == 2
 
     model, params = foreign()
-    of_tokens = lambda params, x: running.run(model, params, example._replace(inputs=x))  # noqa: E731
+
+    def of_tokens(params, x):
+        return model_runs.run(model, params, example._replace(inputs=x))
+
     squared = mh.models.of_function(lambda *given: of_tokens(*given).logits ** 2)
     with pytest.raises(ValueError, match="be linear in what its heads"):
         heads.logit_attribution(squared, params, example)
@@ -546,7 +549,7 @@ def test_deep_models_which_are_scanned_give_the_numbers_of_looped_ones():
     params = tiny_models.random_parameters(model, given)
     example = tasks.Example(given["inputs"][:1], None, None)
     looped = model._replace(scanned=None)
-    assert running.compact(model, params)[0] is not model
+    assert model_runs.compact(model, params)[0] is not model
     for layer in (2, 10):
         first, second = (
             why.pairs(each, params, example, layer, 2, 4, 1) for each in (model, looped)

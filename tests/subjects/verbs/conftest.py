@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import tasks
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import folders
 
 
@@ -22,7 +22,7 @@ def of_task(make_config, monkeypatch):
     def make(task, **fields):
         config = make_config(**fields)
         model = folders.make_model(config.model, task)
-        key = stepping.stream(0, "init")
+        key = train_step.stream(0, "init")
         example = tasks.batch(task, key, (), jnp.arange(1))
         params = jax.jit(model.init)(key, example.inputs, example.lengths)
         # Far from uniform attention.

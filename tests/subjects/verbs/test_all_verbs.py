@@ -10,7 +10,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import heads
-from mha_haiku.subjects import computing, pictures
+from mha_haiku.subjects import computation, pictures
 from mha_haiku.subjects.subject import VERBS
 from tests import everyday, pretrained
 
@@ -97,7 +97,7 @@ def test_a_verb_gives_what_the_edited_function_gives(
     whole, edited, expected, name, devices, monkeypatch
 ):
     available = jax.devices()[:devices]
-    monkeypatch.setattr(computing.jax, "devices", lambda: available)
+    monkeypatch.setattr(computation.jax, "devices", lambda: available)
     found, wanted, before = map(CALLS[name], (edited, expected, whole))
     if name in ("generate", "sites"):
         assert found == wanted

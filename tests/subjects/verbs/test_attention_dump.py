@@ -13,10 +13,10 @@ from mha_haiku.core import arrays as array_files
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import MapSet
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import Subject, parts_of
-from mha_haiku.subjects.verbs import dumping
-from mha_haiku.training import evaluation, stepping
+from mha_haiku.subjects.verbs import dumps
+from mha_haiku.training import evaluation, train_step
 from mha_haiku.training.runs import configuration, folders
 from tests import jaxprs, oracles
 
@@ -34,7 +34,7 @@ def trained(trained, tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(trained):
     """The path of the maps as they are by default."""
-    return dumping.dump(Subject.of_folder(trained))
+    return dumps.dump(Subject.of_folder(trained))
 
 
 def _pooled(make_config, trained):
@@ -94,7 +94,7 @@ def test_whole_maps_of_held_out_examples(trained, whole):
 
 @pytest.mark.slow
 def test_mean_is_over_many_held_out_examples(trained, tmp_path):
-    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, examples=1)
+    path = dumps.dump(Subject.of_folder(trained), out=tmp_path, examples=1)
     saved = MapSet.load(path)
     count = int(saved.mean.name.split()[2])
     assert saved.mean.name == f"mean of {count} examples"
@@ -111,11 +111,11 @@ def test_mean_is_over_many_held_out_examples(trained, tmp_path):
 @pytest.mark.slow
 def test_chosen_layers_heads_examples_and_step(trained, tmp_path):
     whole = MapSet.load(
-        dumping.dump(Subject.of_folder(trained, 20), out=tmp_path / "a", examples=4)
+        dumps.dump(Subject.of_folder(trained, 20), out=tmp_path / "a", examples=4)
     )
     assert whole.name == "run (reverse), step 20"
     some = MapSet.load(
-        dumping.dump(
+        dumps.dump(
             Subject.of_folder(trained, 20),
             out=tmp_path / "b",
             layers=[1],
@@ -139,7 +139,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
     trained, whole, make_config, tmp_path
 ):
     subject = _pooled(make_config, trained)
-    path = dumping.dump(subject, out=tmp_path / "a")
+    path = dumps.dump(subject, out=tmp_path / "a")
     pooled, whole = MapSet.load(path), MapSet.load(whole)
     numbers = dict(whole.heads.numbers)
     assert numbers.pop("offset").unit == "positions"  # like roles, of whole maps only
@@ -149,7 +149,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
             pooled.columns[name].mean, number.mean, 1e-4, 1e-6, err_msg=name
         )
     assert pooled.mean is None and "role" not in pooled.columns
-    path = dumping.dump(subject, out=tmp_path / "b", weights=True)
+    path = dumps.dump(subject, out=tmp_path / "b", weights=True)
     whole = MapSet.load(path)
     assert _weights(whole, 1).shape == (N, H, T, T)
     by_hand = _weights(whole, 1).astype(np.float32).reshape(N, H, 3, 2, 3, 2)
@@ -164,7 +164,7 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
 @pytest.mark.slow
 def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
     options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
-    path = dumping.dump(Subject.of_folder(trained), out=tmp_path, **options)
+    path = dumps.dump(Subject.of_folder(trained), out=tmp_path, **options)
     maps = MapSet.load(path)
     assert len(maps.inputs) == 3
     assert [layer.name for layer in maps.layers] == ["layer 1", "layer 0"]
@@ -204,7 +204,7 @@ def long_run(make_config, length):
     task = configuration.make_task(config)
     model = folders.make_model(config.model, task)
     tokens = jnp.zeros((1, 4), jnp.int32)
-    params = jax.jit(model.init)(stepping.stream(0, "init"), tokens)
+    params = jax.jit(model.init)(train_step.stream(0, "init"), tokens)
     return folders.Run(config, task, model, params, 0)
 
 
@@ -213,7 +213,7 @@ def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
     length = 1024
     loaded = long_run(make_config, length)
     monkeypatch.setattr(folders, "load_run", lambda *_, **__: loaded)
-    path = dumping.dump(Subject.of_folder("anywhere"), out=tmp_path, examples=1)
+    path = dumps.dump(Subject.of_folder("anywhere"), out=tmp_path, examples=1)
     maps = MapSet.load(path)
     cells = _weights(maps, 1).astype(np.float32)
     assert cells.shape == (1, 1, 128, 128)
@@ -231,7 +231,7 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
 
     def observed(pooled):
-        observe = dumping._observer(subject, parts_of(subject), [[0], [0]], pooled)
+        observe = dumps._observer(subject, parts_of(subject), [[0], [0]], pooled)
         return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
@@ -254,7 +254,7 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
         monkeypatch.setattr(attention.AttentionMap, name, counted)
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
     subject = _bench(loaded)
-    observe = dumping._observer(subject, parts_of(subject), [[0], [0]], 16)
+    observe = dumps._observer(subject, parts_of(subject), [[0], [0]], 16)
     jax.eval_shape(observe, loaded.params, example)
     assert asked == ["statistics", "statistics"]
 
@@ -262,11 +262,11 @@ def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
 @pytest.mark.slow
 def test_text_and_tokens_of_a_user(trained, tmp_path):
     text = MapSet.load(
-        dumping.dump(Subject.of_folder(trained), out=tmp_path / "a", own="4 0 1 1 2 3")
+        dumps.dump(Subject.of_folder(trained), out=tmp_path / "a", own="4 0 1 1 2 3")
     )
     tokens = [4, 0, 1, 1, 2, 3]
     ids = MapSet.load(
-        dumping.dump(Subject.of_folder(trained), out=tmp_path / "b", own=tokens)
+        dumps.dump(Subject.of_folder(trained), out=tmp_path / "b", own=tokens)
     )
     for saved in (text, ids):
         assert _tokens(saved) == [[str(token) for token in tokens]]
@@ -294,15 +294,15 @@ def test_text_and_tokens_of_a_user(trained, tmp_path):
 def test_what_is_not_there_is_refused(trained, tmp_path, options, message):
     subject = Subject.of_folder(trained)
     with pytest.raises(ConfigError, match=message):
-        dumping.dump(subject, out=tmp_path / "out", **options)
+        dumps.dump(subject, out=tmp_path / "out", **options)
     assert not (tmp_path / "out").exists()
 
 
 @pytest.mark.slow
 def test_each_example_of_a_batch_has_a_name(trained, tmp_path):
     subject = Subject.of_folder(trained)
-    batch = jax.device_get(computing.held_out(subject, range(2)))
-    saved = MapSet.load(dumping.dump(subject, out=tmp_path, own=batch))
+    batch = jax.device_get(computation.held_out(subject, range(2)))
+    saved = MapSet.load(dumps.dump(subject, out=tmp_path, own=batch))
     assert [each.name for each in saved.examples] == ["text 0", "text 1"]
 
 
@@ -312,9 +312,9 @@ def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
         ([0, 1], ["png"], {"layer_00.png", "layer_01.png"}),
         ([1], ["svg", "pdf"], {"layer_01.svg", "layer_01.pdf"}),
     ):
-        path = dumping.dump(Subject.of_folder(trained), layers=layers, out=tmp_path)
+        path = dumps.dump(Subject.of_folder(trained), layers=layers, out=tmp_path)
         (tmp_path / "layer_07.png").touch()  # of the user
-        written = dumping.write_report(path.parent, formats)
+        written = dumps.write_report(path.parent, formats)
         written = {each.name for each in written}
         assert written == names | {"index.html"}
         kept = {"maps.npz", "layer_07.png"}
@@ -329,5 +329,5 @@ def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
     del arrays["examples.0.weights.1"]
     np.savez(path, **arrays)
     with pytest.raises(ConfigError, match="no array 'examples.0.weights.1'"):
-        dumping.write_report(tmp_path)
+        dumps.write_report(tmp_path)
     assert (tmp_path / "index.html").read_text() == "before"

@@ -14,7 +14,7 @@ from mha_haiku.records import Layer, archive
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training.runs import folders
 
 DEVICES = jax.local_devices()[:1]
@@ -24,7 +24,7 @@ N = 5
 @pytest.fixture(scope="module")
 def trained(trained):
     root = trained(model__family="causal", attention__examples=N)
-    dumping.dump(Subject.of_folder(root), devices=DEVICES)
+    dumps.dump(Subject.of_folder(root), devices=DEVICES)
     return root
 
 
@@ -34,7 +34,7 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
     # Heads that attend sharply, and to different things.
     run = run._replace(params=jax.tree.map(lambda x: 4 * x, run.params))
     subject = Subject.of_run(run, trained.name, folders.Folder(trained))
-    path = dumping.dump(subject, out=trained / "sharp", devices=DEVICES)
+    path = dumps.dump(subject, out=trained / "sharp", devices=DEVICES)
     maps = MapSet.load(path)
     found = maps.columns["role"]
     expected = heads.roles(run.model, run.params, [run.examples(N)])

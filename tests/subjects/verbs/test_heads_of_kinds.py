@@ -11,17 +11,17 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models, runs, tasks
-from mha_haiku.showing import drawing
-from mha_haiku.subjects import computing
+from mha_haiku.showing import canvas
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
-    gate_learning,
+    gate_fits,
     per_head,
     prune_sweep,
     pruned_models,
     saved_models,
 )
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import configuration, folders
 from tests import oracles
 
@@ -51,7 +51,7 @@ def subject(config, tmp_path):
     """An untrained run with attention that is far from uniform."""
     task = configuration.make_task(config)
     model = folders.make_model(config.model, task)
-    example = tasks.batch(task, stepping.stream(0, "init"), (), jnp.arange(1))
+    example = tasks.batch(task, train_step.stream(0, "init"), (), jnp.arange(1))
     params = jax.jit(model.init)(jax.random.key(0), **example.model_inputs())
     params = jax.tree.map(lambda x: 3 * np.asarray(x), params)
     run = folders.Run(config, task, model, params, 4)
@@ -80,7 +80,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
     assert [(x.kind, x.number) for x in found.layers] == kinds_and_layers
     run = subject
     example = run.examples(N)
-    maps = jax.jit(functools.partial(heads.running.run, run.model))(
+    maps = jax.jit(functools.partial(heads.model_runs.run, run.model))(
         run.params, example
     ).maps
     example = jax.device_get(example)
@@ -102,7 +102,7 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
     assert _places(_rows(found.table().csv())) == PLACES
     for place in ("cross 1", "encoder 0"):
         assert place.split()[0] in found.text()
-    assert drawing.content(found.plot).startswith(b"\x89PNG")
+    assert canvas.content(found.plot).startswith(b"\x89PNG")
 
 
 @pytest.mark.slow
@@ -116,8 +116,8 @@ def test_exact_match_is_a_metric_where_answers_are_whole(subject):
     wanted = ((example.weights > 0) & ~right).any(-1)
     assert 0 < wanted.mean() < 1
     np.testing.assert_array_equal(failures, wanted)
-    assert computing.metric_name(subject) == "loss"
-    assert computing.batch_size(subject, 100, 2 * S) == 1  # T is longer
+    assert computation.metric_name(subject) == "loss"
+    assert computation.batch_size(subject, 100, 2 * S) == 1  # T is longer
     assert pruned_models.decisive(subject.task) == "exact_match"
 
 
@@ -165,7 +165,7 @@ def test_gates_ablate_heads_of_every_kind_and_a_pruned_run_is_one(config, tmp_pa
     root = tmp_path / "run"
     runs.train(config, root, devices=jax.local_devices()[:1])
     subject = Subject.of_folder(root)
-    found = gate_learning.fit_gates(
+    found = gate_fits.fit_gates(
         subject, penalty=100.0, steps=60, gate_learning_rate=0.3
     )
     assert [gate.shape for gate in found.gates] == [(H,)] * 5

@@ -9,8 +9,8 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import commands, heads
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import drawing
-from mha_haiku.subjects import computing, observers
+from mha_haiku.showing import canvas
+from mha_haiku.subjects import computation, observers
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training.runs import files
@@ -80,7 +80,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     page = (folder / "attention" / "index.html").read_text()
     assert '"how far it is"' in page and '"furlongs"' in page
     other = per_head.importance(subject, examples=2, measures=["confidence"])
-    assert picture.read_bytes() != drawing.content(other.plot)
+    assert picture.read_bytes() != canvas.content(other.plot)
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_runs_of_two_seeds_that_share_a_model_have_examples_of_their_own(trained
     subject = Subject.of_folder(trained())
     other = subject.replace(config=subject.config.replace(seed=99))
     for each in (subject, other):
-        found, wanted = computing.held_out(each, range(3)), each.examples(3)
+        found, wanted = computation.held_out(each, range(3)), each.examples(3)
         np.testing.assert_array_equal(found.inputs, wanted.inputs)
 
 

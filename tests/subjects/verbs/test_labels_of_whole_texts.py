@@ -10,7 +10,7 @@ from mha_haiku import subjects, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training.runs import configuration
 from tests import tiny_runs
 
@@ -59,7 +59,7 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
         Sized(num_classes=C), model__output__pool="first", model__dropout_rate=0.0
     )
     subject = Subject.of_folder("anywhere")
-    path = dumping.dump(subject, out=tmp_path, examples=B, means=False)
+    path = dumps.dump(subject, out=tmp_path, examples=B, means=False)
     saved = MapSet.load(path).examples
     example = loaded.examples(B)
     output = jax.jit(
@@ -81,9 +81,9 @@ def test_maps_and_importance_of_a_run(of_task, tmp_path):
     assert shortest < T and saved[lengths.index(shortest)].note == (
         f"its last {T - shortest} positions are padding"
     )
-    assert dumping.write_report(tmp_path)[-1].name == "index.html"
+    assert dumps.write_report(tmp_path)[-1].name == "index.html"
 
-    path = dumping.dump(subject, own=[3, 1, 4], out=tmp_path / "own")
+    path = dumps.dump(subject, own=[3, 1, 4], out=tmp_path / "own")
     answers = MapSet.load(path).examples[0].answers
     ((likeliest,), targets) = answers.likeliest, answers.targets
     assert targets == ("",)

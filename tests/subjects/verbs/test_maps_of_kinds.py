@@ -11,12 +11,12 @@ import mha_haiku as mh
 from mha_haiku import attention, runs, tasks
 from mha_haiku.core import outputs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.lab.heads import alignment, running
+from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
-from mha_haiku.training import stepping
+from mha_haiku.subjects.verbs import dumps
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import configuration, folders
 
 N, S, T = 3, 5, 6
@@ -43,12 +43,12 @@ def made(root, make_config):
         config = config.replace(task=dict(min_length=2, max_length=S, num_tokens=7))
         task = configuration.make_task(config)
         model = folders.make_model(config.model, task)
-        key = stepping.stream(0, "init")
+        key = train_step.stream(0, "init")
         example = tasks.batch(task, key, (), jnp.arange(1))
         params = jax.jit(model.init)(key, **example.model_inputs())
         params = jax.tree.map(lambda x: 3 * x, params)
         folders.write_run(root, config, params, task)
-        dumping.dump(Subject.of_folder(root))  # on all devices
+        dumps.dump(Subject.of_folder(root))  # on all devices
     return root
 
 
@@ -61,7 +61,7 @@ def saved(made):
 def test_maps_of_each_kind_are_those_of_the_model(made, saved):
     run = folders.load_run(made)
     example = run.examples(N)
-    output = running.run(run.model, run.params, example)
+    output = model_runs.run(run.model, run.params, example)
     assert [layer.kind for layer in saved.layers] == KINDS
     assert [layer.index for layer in saved.layers] == [0, 1, 2, 3, 4]
     assert [layer.number for layer in saved.layers] == [0, 0, 1, 0, 1]
@@ -110,7 +110,7 @@ def test_the_share_of_aligned_rows_is_that_of_brute_force(made, saved):
     run = folders.load_run(made)
     count = int(re.fullmatch(r"mean of (\d+) examples", saved.mean.name)[1])
     example = run.examples(count)
-    output = running.run(run.model, run.params, example)
+    output = model_runs.run(run.model, run.params, example)
     for i, each in enumerate(output.maps):
         if KINDS[i] != "cross":
             assert np.isnan(number.mean[i]).all()
@@ -141,16 +141,16 @@ def test_rows_without_an_aligned_key_do_not_count():
 def test_layers_are_chosen_by_address_or_kind(made, saved, tmp_path):
     options = {"out": tmp_path, "means": False, "devices": DEVICES}
     subject = Subject.of_folder(made)
-    path = dumping.dump(subject, layers=["cross.1", "encoder"], **options)
+    path = dumps.dump(subject, layers=["cross.1", "encoder"], **options)
     some = MapSet.load(path)
     assert some.layers == (saved.layers[4], saved.layers[0])
     for one, other in zip(some.examples, saved.inputs, strict=True):
         np.testing.assert_array_equal(one.weights[0], other.weights[4])
     with pytest.raises(ConfigError, match="got 'cross.2'.*Did you mean 'cross."):
-        dumping.dump(subject, layers=["cross.2"], **options)
+        dumps.dump(subject, layers=["cross.2"], **options)
     with pytest.raises(ConfigError, match="inputs must be a batch of examples"):
         own = "1 2 3"
-        dumping.dump(subject, own=own, **options)
+        dumps.dump(subject, own=own, **options)
 
 
 @pytest.mark.slow
@@ -158,7 +158,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
     run = folders.load_run(made)
     config = run.config.replace(attention=dict(full_length=5, pooled_size=3))
     subject = Subject.of_run(run._replace(config=config), made.name)
-    path = dumping.dump(subject, out=tmp_path, devices=DEVICES)
+    path = dumps.dump(subject, out=tmp_path, devices=DEVICES)
     pooled = MapSet.load(path)
     assert (
         pooled.inputs[0].queries.is_pooled
@@ -188,7 +188,7 @@ def test_a_report_has_a_picture_for_each_layer_of_each_kind(made):
     pytest.importorskip("matplotlib")
     outputs.claim(made / "attention", ["layer_00.png"])  # by an earlier command
     (made / "attention" / "layer_00.png").write_bytes(b"of before")
-    names = [path.name for path in dumping.write_report(made / "attention")]
+    names = [path.name for path in dumps.write_report(made / "attention")]
     assert names == [
         *(
             f"{kind}_{i:02d}.png"

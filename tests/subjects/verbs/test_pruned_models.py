@@ -13,7 +13,7 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.records import map_set
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
-    dumping,
+    dumps,
     per_head,
     prune_sweep,
     pruned_models,
@@ -50,7 +50,7 @@ def test_a_pruned_run_is_a_run(trained, tmp_path):
     for layer, names in enumerate(half.keep):
         wanted[layer, names] = True
     np.testing.assert_array_equal(there, wanted)
-    maps = map_set.MapSet.load(dumping.dump(Subject.of_folder(out)))
+    maps = map_set.MapSet.load(dumps.dump(Subject.of_folder(out)))
     assert [list(map(int, layer.heads)) for layer in maps.layers] == list(
         map(list, half.keep)
     )

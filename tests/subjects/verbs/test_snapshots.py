@@ -8,7 +8,7 @@ from mha_haiku import runs
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects import dossiers, observers
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training.runs import folders
 
 DEVICES = jax.local_devices()[:1]
@@ -50,7 +50,7 @@ def test_snapshots_are_of_the_parameters_at_their_step(watched, tmp_path):
     config, folder = watched
     assert dossiers.steps_of(folder.snapshots) == [5, 10, 30]
     subject = Subject.of_folder(folder.root, 10)
-    path = dumping.dump(subject, out=tmp_path, means=False, devices=DEVICES)
+    path = dumps.dump(subject, out=tmp_path, means=False, devices=DEVICES)
     snapshot, maps = _saved(folder, 10), MapSet.load(path)
     assert snapshot.step == maps.step == 10 and snapshot.mean is None
     _assert_same(snapshot.examples, maps.examples)
@@ -92,7 +92,7 @@ def test_an_interrupted_run_ends_with_the_same_snapshots(watched, tmp_path):
 @pytest.mark.slow
 def test_snapshots_are_the_steps_of_a_dossier(watched):
     _, folder = watched
-    dumping.dump(Subject.of_folder(folder.root), devices=DEVICES)
+    dumps.dump(Subject.of_folder(folder.root), devices=DEVICES)
     shown = dossiers.of_folder(folder.attention)
     assert [each.step for each in shown.sets] == [5, 10, 30]
     assert shown.sets[-1].columns and not shown.sets[0].heads.numbers

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from mha_haiku import runs
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import (
     checkpoints,
     configuration,
@@ -78,7 +78,7 @@ def interrupt_at(at):
 
 def break_step(monkeypatch, at, *, gradient=1.0, loss=1.0):
     """Multiplies gradient and loss of a step; the first is 1."""
-    gradients = stepping.gradients
+    gradients = train_step.gradients
 
     def broken(*args, seed, step, **kwargs):
         found, sums = gradients(*args, seed=seed, step=step, **kwargs)
@@ -86,4 +86,4 @@ def break_step(monkeypatch, at, *, gradient=1.0, loss=1.0):
         found = jax.tree.map(lambda x: x * jnp.where(is_bad, gradient, 1), found)
         return found, sums._replace(loss=sums.loss * jnp.where(is_bad, loss, 1))
 
-    monkeypatch.setattr(stepping, "gradients", broken)
+    monkeypatch.setattr(train_step, "gradients", broken)

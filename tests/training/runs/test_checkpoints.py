@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 from mha_haiku.training.runs import checkpoints
 from mha_haiku.training.runs.files import SaveError
 
@@ -26,7 +26,7 @@ def _tree(step):
         "others": {"i": np.uint32([7, 2**32 - 1]), "b": np.array([True, False])},
         "empty": {"x": np.zeros((0, 5), np.float64), "n": np.float32(np.nan)},
     }
-    return stepping.Parameters(np.int32(step), params)
+    return train_step.Parameters(np.int32(step), params)
 
 
 @pytest.fixture

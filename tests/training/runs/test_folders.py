@@ -9,7 +9,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training import optimizers, stepping
+from mha_haiku.training import optimizers, train_step
 from mha_haiku.training.runs import (
     checkpoints,
     configuration,
@@ -109,7 +109,7 @@ def test_run_of_parameters_alone_trains_as_from_a_fresh_state(tmp_path, make_con
     # The same as a whole state.
     whole = folders.Folder(tmp_path / "whole")
     transformation = optimizers.make(config.optimizer, steps=4)
-    state = stepping.state_of(params, transformation)
+    state = train_step.state_of(params, transformation)
     state = jax.tree.map(np.asarray, state)
     checkpoints.save(whole.checkpoints, 0, state)
     folders.write_config(whole, config, jax.local_devices(), task)

@@ -8,9 +8,9 @@ import pytest
 
 from mha_haiku import devices
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.subjects import computing
+from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import configuration, loop
 from tests import tiny_runs
@@ -155,23 +155,23 @@ def run(losses, run_folders):
 @pytest.mark.slow
 def test_analysis_takes_the_mesh_of_the_run_or_shares_examples(run):
     subject = Subject.of_folder(run)
-    assert dict(computing.placed(subject).placement.mesh.shape) == {
+    assert dict(computation.placed(subject).placement.mesh.shape) == {
         "data": 1,
         "heads": 2,
         "sequence": 2,
     }
-    two = computing.placed(subject, jax.devices()[:2])
+    two = computation.placed(subject, jax.devices()[:2])
     assert two.placement.mesh.shape["data"] == 2
-    assert computing.whole_batch(two, 3) == 4
-    assert computing.placed(subject, jax.devices()[:1]) is subject
+    assert computation.whole_batch(two, 3) == 4
+    assert computation.placed(subject, jax.devices()[:1]) is subject
     # Three tokens of one's own are no two equal parts.
-    assert computing.placed(subject, length=3).placement.mesh.shape["data"] == 4
+    assert computation.placed(subject, length=3).placement.mesh.shape["data"] == 4
 
 
 @pytest.mark.slow
 def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp_path):
     def looked(name):
-        maps = dumping.dump(Subject.of_folder(run), examples=3, out=tmp_path / name)
+        maps = dumps.dump(Subject.of_folder(run), examples=3, out=tmp_path / name)
         subject = Subject.of_folder(run)
         found = subject.statistics(examples=5)
         ranked = subject.importance(examples=8, measures=["ablation", "gradient"])
@@ -183,7 +183,7 @@ def test_analysis_finds_the_same_on_one_device_and_on_four(run, monkeypatch, tmp
 
     four = looked("four")
     one_device = jax.devices()[:1]
-    monkeypatch.setattr(computing.jax, "devices", lambda: one_device)
+    monkeypatch.setattr(computation.jax, "devices", lambda: one_device)
     one = looked("one")
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(

@@ -272,7 +272,7 @@ def test_a_command_that_names_the_file_or_trusts_runs_executes_it(
         read.append(folders.read_config(folders.Folder(workdir)).task.name)
         raise ConfigError("enough")
 
-    monkeypatch.setattr("mha_haiku.subjects.opening.train_observed", recorded)
+    monkeypatch.setattr("mha_haiku.subjects.entry_points.train_observed", recorded)
     assert commands.run(["train", *typed, "--compilation_cache="]) == 2
     assert read == [f"{pathlib.Path('evil.py').resolve()}:Step"]
     task_files._loaded.clear()

@@ -17,10 +17,10 @@ import numpy as np
 from mha_haiku.core import attention, checks, outputs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import maps
-from mha_haiku.lab.heads import alignment, running
+from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records import Layer, map_set
-from mha_haiku.showing import drawing, figures, views
-from mha_haiku.subjects import computing, conversion, dossiers
+from mha_haiku.showing import canvas, figures, views
+from mha_haiku.subjects import computation, conversion, dossiers
 from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
@@ -130,24 +130,24 @@ def measured(
         for i, row in zip(chosen, named, strict=True)
     ]
 
-    subject = computing.compact(subject) if len(chosen) == len(parts) else subject
-    subject = computing.placed(subject, devices, length=length)
-    observe = computing.once(
+    subject = computation.compact(subject) if len(chosen) == len(parts) else subject
+    subject = computation.placed(subject, devices, length=length)
+    observe = computation.once(
         subject,
         f"maps of {chosen}, {places}, {bins}",
         lambda: _observer(subject, [parts[i] for i in chosen], places, bins),
     )
     if own is None:
-        batch_size = computing.batch_size(subject, len(indices), _BATCH_POSITIONS)
+        batch_size = computation.batch_size(subject, len(indices), _BATCH_POSITIONS)
         examples_at = None
     else:
-        batch_size = computing.whole_batch(subject, len(indices))
+        batch_size = computation.whole_batch(subject, len(indices))
         examples_at = lambda rows: jax.tree.map(lambda x: x[rows], batch)  # noqa: E731
 
     def looks(indices: Sequence[int], name: str):
         """Yields per batch the observations, and where heads should look."""
         options = {"batch_size": batch_size, "name": name, "examples_at": examples_at}
-        for example, answers, seen in computing.observations(
+        for example, answers, seen in computation.observations(
             subject, observe, indices, **options
         ):
             aligned = alignment.of_batch(task.alignments, example)
@@ -204,11 +204,11 @@ def write_report(
     layers that are no longer in `maps.npz` are removed. Without matplotlib only the
     page is written. Returns the written paths, the page last.
     """
-    folder, formats = checks.as_path(folder), drawing.formats_of(formats)
+    folder, formats = checks.as_path(folder), canvas.formats_of(formats)
     saved = map_set.MapSet.load(folder / "maps.npz")
     view = views.of_dossier(dossiers.of_folder(folder), budget=_PAGE_BYTES)
     written = []
-    if drawing.is_possible():
+    if canvas.is_possible():
         count = sum(bool(layer.heads) for layer in saved.layers) * len(formats)
         with progress.Bar(
             count, unit="picture", name="attention", doing="drawing"
@@ -231,22 +231,22 @@ def _observer(
     bins: int | None,
 ):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
-    separators = computing.separators(subject)
+    separators = computation.separators(subject)
 
     def observe(params: Any, example: tasks.Example):
-        example = computing.spread(subject, example)
+        example = computation.spread(subject, example)
 
         def observed(attention_map: attention.AttentionMap, kind: str):
             return maps.see(
                 attention_map,
                 bins=bins,
                 kind=kind,
-                tokens=running.tokens(example, kind),
-                separators=running.separators_at(example, kind, separators),
-                lengths=running.key_lengths(example, kind),
+                tokens=model_runs.tokens(example, kind),
+                separators=model_runs.separators_at(example, kind, separators),
+                lengths=model_runs.key_lengths(example, kind),
             )
 
-        output, seen = computing.observed(subject, params, example, observed, parts)
+        output, seen = computation.observed(subject, params, example, observed, parts)
         pairs = zip(seen, heads_of_layers, strict=True)
         seen = [each.of_heads(np.array(heads, np.int32)) for each, heads in pairs]
         answers = None
@@ -258,7 +258,7 @@ def _observer(
             answers = answers, shares
         return example, answers, seen
 
-    return computing.program(subject, observe)
+    return computation.program(subject, observe)
 
 
 @checks.user_mistakes()

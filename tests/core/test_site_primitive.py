@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from mha_haiku import models
-from mha_haiku.core import marking
+from mha_haiku.core import site_primitive
 from mha_haiku.training.runs.configuration import default_config
 
 B, T = 2, 5
@@ -21,8 +21,8 @@ TOKENS, CLASSES = 7, 6
 def without_sites():
     """Makes sites plain values."""
     with (
-        mock.patch.object(marking, "site", lambda name, value: value),
-        mock.patch.object(marking, "faceted", lambda value, *_: value),
+        mock.patch.object(site_primitive, "site", lambda name, value: value),
+        mock.patch.object(site_primitive, "faceted", lambda value, *_: value),
     ):
         yield
 

@@ -15,7 +15,7 @@ import numpy as np
 from mha_haiku.core import checks, masks
 from mha_haiku.core.masks.array_masks import Dense, Segments
 from mha_haiku.records import Heads, Result
-from mha_haiku.showing import drawing, markup
+from mha_haiku.showing import canvas, markup
 
 _MOST_MASK_CELLS = 64  # positions of a mask that are drawn
 _MASK_SIDE = 128  # pixels
@@ -113,7 +113,7 @@ def of_one_layer(found: Heads) -> markup.Html:
         values,
         rows=[f"{name}, {column.unit}" for name, column in numbers.items()],
         meanings=[column.label for column in numbers.values()],
-        scales=[drawing.Scale.of(x.mean, x.unit) for x in numbers.values()],
+        scales=[canvas.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
     notes = "; ".join([*found.notes, "each row has its own color scale."])
@@ -140,8 +140,8 @@ def _(mask: masks.Mask) -> markup.Html:
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """Formats each number, with its standard error where that is known."""
     text = [
-        drawing.number(value)
-        + ("" if np.isnan(error) else f" ± {drawing.number(error)}")
+        canvas.number(value)
+        + ("" if np.isnan(error) else f" ± {canvas.number(error)}")
         for value, error in zip(values.ravel(), errors.ravel(), strict=True)
     ]
     return np.array(text, object).reshape(values.shape)

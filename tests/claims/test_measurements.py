@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from experiments import claims, reproduce
-from experiments.claims import base, records, reproducing, telling, verdicts
+from experiments.claims import base, claim_pages, measurements, records, verdicts
 from mha_haiku import runs
 from mha_haiku.core import models
 from mha_haiku.core.checks import ConfigError
@@ -52,14 +52,14 @@ def test_a_pilot_measures_the_claim_alone_and_counts_for_no_verdict(halves, tmp_
     assert outcome.pilot.seeds_needed == 3
     assert "seeds 0 to 2" in str(outcome.pilot)
     assert "0.51 ± 0.01; 0.49 ± 0.01" in str(outcome.pilot)
-    assert telling.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
+    assert claim_pages.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
 
 
 def test_a_second_set_of_seeds_must_agree(halves, tmp_path):
     (outcome,) = _all(halves, tmp_path, formats=())
     assert (outcome.word, outcome.second) == ("reproduced", None)
     _all(halves, tmp_path, seeds=range(200, 203), formats=())
-    outcome = telling.Outcome.read(halves, tmp_path)
+    outcome = claim_pages.Outcome.read(halves, tmp_path)
     assert (outcome.word, outcome.second.seeds) == ("reproduced", (200, 201, 202))
     assert "Seeds 200 to 202: **reproduced**" in outcome.page()
     by_seed = outcome.measured["claim"]
@@ -82,9 +82,11 @@ def test_a_verdict_close_to_a_bound_is_of_six_seeds(halves, tmp_path):
     assert outcome.missing() == []
     assert halves.asked.count(PLANTED) == 1
     (_,) = _all(halves, tmp_path, seeds=range(200, 203), formats=())
-    assert telling.Outcome.read(halves, tmp_path).second is None  # it takes six, too
+    assert (
+        claim_pages.Outcome.read(halves, tmp_path).second is None
+    )  # it takes six, too
     (_,) = _all(halves, tmp_path, seeds=range(200, 206), formats=())
-    assert len(telling.Outcome.read(halves, tmp_path).second.seeds) == 6
+    assert len(claim_pages.Outcome.read(halves, tmp_path).second.seeds) == 6
 
 
 def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
@@ -92,9 +94,9 @@ def test_a_config_that_changes_is_measured_again(halves, tmp_path, make_config):
     halves.configs = lambda arm: {"one": config}
     _all(halves, tmp_path, formats=())
     config = config.replace(seed=8)
-    assert telling.Outcome.read(halves, tmp_path).missing() == []
+    assert claim_pages.Outcome.read(halves, tmp_path).missing() == []
     config = config.replace(training=dict(steps=config.training.steps + 1))
-    assert telling.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
+    assert claim_pages.Outcome.read(halves, tmp_path).missing() == [*ALL, PLANTED]
 
 
 def test_a_field_that_comes_later_changes_no_key(halves, make_config, monkeypatch):
@@ -149,11 +151,11 @@ def test_what_is_stored_is_kept_with_what_is_new(halves, tmp_path):
     pytest.importorskip("matplotlib")
     work, stored = tmp_path / "work", tmp_path / "stored"
     _all(halves, tmp_path / "pilot", is_pilot=True, formats=())
-    reproducing.store(halves, tmp_path / "pilot", stored)
+    measurements.store(halves, tmp_path / "pilot", stored)
     assert [path.name for path in stored.iterdir()] == ["conftest.jsonl"]
     (outcome,) = _all(halves, work, formats=())
-    reproducing.store(halves, work, stored)
-    again = telling.Outcome.read(halves, stored)
+    measurements.store(halves, work, stored)
+    again = claim_pages.Outcome.read(halves, stored)
     assert again.row() == outcome.row()
     assert list(again.pilot.numbers) == [0, 1, 2]
     assert (stored / "conftest.md").read_text() == again.page()
@@ -228,7 +230,7 @@ def test_at_most_a_third_of_the_bounds_are_ours():
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=_each)
 def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
-    outcome = telling.Outcome.read(claim, reproduce.STORED)
+    outcome = claim_pages.Outcome.read(claim, reproduce.STORED)
     # Not of the claim as it is now: python -m experiments.reproduce --claim=... --store
     assert not outcome.missing()
     assert outcome.second is not None
@@ -242,7 +244,7 @@ def test_verdicts_of_two_sets_of_seeds_and_a_pilot_are_stored(claim):
 
 @pytest.mark.parametrize("claim", CLAIMS, ids=_each)
 def test_a_control_can_fail(claim):
-    outcome = telling.Outcome.read(claim, reproduce.STORED)
+    outcome = claim_pages.Outcome.read(claim, reproduce.STORED)
     (planted,) = outcome.measured[base.PLANTED].values()
     for criterion in claim.criteria:
         assert criterion.holds(criterion.value(planted.numbers)), criterion.name
@@ -251,12 +253,12 @@ def test_a_control_can_fail(claim):
 @pytest.mark.slow
 def test_the_readme_of_claims_tells_the_stored_results():
     outcomes = [
-        telling.Outcome.read(claims.load(name), reproduce.STORED)
+        claim_pages.Outcome.read(claims.load(name), reproduce.STORED)
         for name in claims.names()
     ]
     # If it is not: python -m experiments.reproduce --table
     gallery = (reproduce.STORED / "README.md").read_text(encoding="utf-8")
-    assert telling.gallery(outcomes) == gallery
+    assert claim_pages.gallery(outcomes) == gallery
     for outcome in outcomes:
         page = reproduce.STORED / f"{outcome.claim.name}.md"
         assert outcome.page() == page.read_text(encoding="utf-8")

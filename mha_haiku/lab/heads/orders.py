@@ -9,9 +9,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks
-from mha_haiku.lab.heads import importance, running
+from mha_haiku.lab.heads import importance, model_runs
 from mha_haiku.lab.heads.ablation_values import AblationValue, zero
-from mha_haiku.lab.heads.running import Measured
+from mha_haiku.lab.heads.model_runs import Measured
 
 
 def order(values: np.ndarray) -> list[tuple[int, int]]:
@@ -127,4 +127,6 @@ def _one_more_ablated(
 def _existing(subject: Measured) -> np.ndarray:
     """Marks the heads that exist, `[L, H]` booleans."""
     example = next(iter(subject.batches))
-    return running.exists(running.num_heads(subject.model, subject.params, example))
+    return model_runs.exists(
+        model_runs.num_heads(subject.model, subject.params, example)
+    )

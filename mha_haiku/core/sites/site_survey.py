@@ -20,7 +20,7 @@ import numpy as np
 from jax import Array
 from jax.extend import core
 
-from mha_haiku.core.marking import SEEN, site_p
+from mha_haiku.core.site_primitive import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, recognition, regions, residual
 from mha_haiku.core.sites.jaxprs import Site, under_vmaps
 

@@ -8,11 +8,11 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from experiments.claims import base, records, telling, verdicts
+from experiments.claims import base, claim_pages, records, verdicts
 from experiments.claims.desk import Desk
 from mha_haiku.core import checks, outputs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.showing import saving
+from mha_haiku.showing import result_files
 from mha_haiku.training.runs import files, progress
 
 _logger = logging.getLogger("mha_haiku")
@@ -26,7 +26,7 @@ def reproduce(
     is_pilot: bool = False,
     formats: Sequence[str] = ("png",),
     goes_on: bool = False,
-) -> Iterator[telling.Outcome]:
+) -> Iterator[claim_pages.Outcome]:
     """Yields each claim's outcome, once all its seeds have been measured.
 
     Stored measurements are not repeated if the claim's version and configs are the
@@ -64,7 +64,7 @@ def reproduce(
             ready.append(claim)
     if is_pilot and seeds is None:
         seeds = range(verdicts.FEWEST_SEEDS)
-    outcomes = [telling.Outcome.read(claim, folder, seeds) for claim in ready]
+    outcomes = [claim_pages.Outcome.read(claim, folder, seeds) for claim in ready]
     total = sum(len(outcome.missing(is_pilot)) for outcome in outcomes)
     with progress.Bar(
         total, unit="measurement", name="claims", doing="measuring", leave=True
@@ -82,7 +82,7 @@ def reproduce(
                         records.append(records.path_of(folder, claim.name), record)
                         bar.update()
                     # More seeds, if three came close to a bound.
-                    outcome = telling.Outcome.read(claim, folder, seeds)
+                    outcome = claim_pages.Outcome.read(claim, folder, seeds)
                     bar.total += len(outcome.missing(is_pilot))
                 if not is_pilot:
                     _write(outcome, folder, formats)
@@ -131,27 +131,27 @@ def store(claim: base.Claim, workdir: Path, folder: Path) -> None:
     Measurements of the current design that are only in this folder are kept. Writes the
     figure and the page, too.
     """
-    new = telling.Outcome.read(claim, workdir).measured
-    old = telling.Outcome.read(claim, folder).measured
+    new = claim_pages.Outcome.read(claim, workdir).measured
+    old = claim_pages.Outcome.read(claim, folder).measured
     kept = [
         record
         for arm, by_seed in new.items()
         for _, record in sorted((old[arm] | by_seed).items())
     ]
     records.write(records.path_of(folder, claim.name), kept)
-    outcome = telling.Outcome.read(claim, folder)
+    outcome = claim_pages.Outcome.read(claim, folder)
     draw(outcome, folder)
     page(outcome, folder)
 
 
-def draw(outcome: telling.Outcome, folder: Path) -> None:
+def draw(outcome: claim_pages.Outcome, folder: Path) -> None:
     """Writes the figure of the stored measurements, if there are any."""
     if outcome.verdicts:
         path = folder / f"{outcome.claim.name}.png"
-        saving.write_pictures(path, outcome.picture, ["png"])
+        result_files.write_pictures(path, outcome.picture, ["png"])
 
 
-def page(outcome: telling.Outcome, folder: Path) -> None:
+def page(outcome: claim_pages.Outcome, folder: Path) -> None:
     """Writes the page of the stored measurements, if there are any."""
     if outcome.verdicts:
         files.write(folder / f"{outcome.claim.name}.md", outcome.page())
@@ -160,4 +160,4 @@ def page(outcome: telling.Outcome, folder: Path) -> None:
 def _write(outcome, folder, formats) -> None:
     page(outcome, folder)
     path = folder / f"{outcome.claim.name}.png"
-    saving.write_pictures(path, outcome.picture, formats)
+    result_files.write_pictures(path, outcome.picture, formats)

@@ -10,7 +10,7 @@ import optax
 import pytest
 
 from mha_haiku import devices, tasks
-from mha_haiku.training import stepping
+from mha_haiku.training import train_step
 
 SEED = np.uint32(11)
 
@@ -20,7 +20,7 @@ def _compiled_gradients(model, task, params, count, batch_size):
     placement = devices.Replicas(jax.local_devices()[:count])
 
     def gradients(params, data, at):
-        return stepping.gradients(
+        return train_step.gradients(
             model,
             task,
             params,
@@ -47,7 +47,7 @@ def _compiled_gradients(model, task, params, count, batch_size):
 def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
     model = make_model()
     params = model.init(jax.random.key(0), None)
-    key = jax.random.fold_in(stepping.stream(SEED, "data"), 5)
+    key = jax.random.fold_in(train_step.stream(SEED, "data"), 5)
     example = tasks.batch(task, key, task.train_data, jnp.arange(8))
 
     def mean_loss(params):
@@ -70,13 +70,15 @@ def test_gradient_is_that_of_the_mean_loss_over_the_weights(task, make_model):
 def test_streams_are_independent_and_come_from_the_seed():
     names = ("init", "data", "dropout", "held_out")
     keys = {
-        tuple(jax.random.key_data(stepping.stream(SEED, x)).tolist()) for x in names
+        tuple(jax.random.key_data(train_step.stream(SEED, x)).tolist()) for x in names
     }
     assert len(keys) == 4
-    other = {tuple(jax.random.key_data(stepping.stream(12, x)).tolist()) for x in names}
+    other = {
+        tuple(jax.random.key_data(train_step.stream(12, x)).tolist()) for x in names
+    }
     assert not keys & other
-    largest = stepping.stream(2**32 - 1, "data")
-    assert largest == stepping.stream(np.uint32(2**32 - 1), "data")
+    largest = train_step.stream(2**32 - 1, "data")
+    assert largest == train_step.stream(np.uint32(2**32 - 1), "data")
 
 
 @pytest.mark.slow
@@ -104,9 +106,9 @@ class _Training:
     def __init__(self, model, task, optimizer, count=2, max_steps=100):
         self.placement = devices.Replicas(jax.local_devices()[:count])
         self.data = self.placement.put(task.train_data)
-        initial = stepping.initial_state(model, optimizer, task, SEED)
+        initial = train_step.initial_state(model, optimizer, task, SEED)
         self.initial = jax.tree.map(np.asarray, initial)
-        dispatch = stepping.make_dispatch(
+        dispatch = train_step.make_dispatch(
             model,
             task,
             optimizer,

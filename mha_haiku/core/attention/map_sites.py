@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float
 
-from mha_haiku.core import marking, masks, positions, tiles
+from mha_haiku.core import masks, positions, site_primitive, tiles
 from mha_haiku.core.attention import attention_map, dense, normalizers, products, scores
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
@@ -33,10 +33,10 @@ def sited(
     program then continues with is NaN where its queries and keys do not give the edited
     weights; `look` shows the edited map.
     """
-    map_, values, _ = marking.faceted(
+    map_, values, _ = site_primitive.faceted(
         (map_, values, dropout), _FACETS, _without_weights
     )
-    return marking.site("heads", values), map_
+    return site_primitive.site("heads", values), map_
 
 
 def map_of_weights(
@@ -210,7 +210,7 @@ def _without_weights(value: _Value, changed: _Value) -> _Value:
 
 
 _FACETS = (
-    marking.Facet("scores", lambda value: value[0].scores(), _with_scores),
-    marking.Facet("map", lambda value: value[0], _with_map),
-    marking.Facet("weights", lambda value: value[0].weights(), _with_weights),
+    site_primitive.Facet("scores", lambda value: value[0].scores(), _with_scores),
+    site_primitive.Facet("map", lambda value: value[0], _with_map),
+    site_primitive.Facet("weights", lambda value: value[0].weights(), _with_weights),
 )

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.showing import curves, drawing
+from mha_haiku.showing import canvas, curves
 
 from .small_maps import H, make_map
 
@@ -120,16 +120,16 @@ def test_what_has_no_figure_is_refused(attention_map, tmp_path):
 
 
 def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
-    assert drawing.formats_of(["png", "svg"]) == ("png", "svg")
+    assert canvas.formats_of(["png", "svg"]) == ("png", "svg")
     with pytest.raises(ValueError, match=r"formats must be one of .*png.*svg.*'bmp'"):
-        drawing.formats_of(["png", "bmp"])
+        canvas.formats_of(["png", "bmp"])
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(kind):
     curve = [2, 1], {"this order": [0.9, 0.5]}, {"measured": [1, 2]}, {}
     draw = functools.partial(curves.pruning, *curve, metric_name="a", title="t")
-    first, second = (drawing.content(draw, kind) for _ in range(2))
+    first, second = (canvas.content(draw, kind) for _ in range(2))
     assert first == second
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert first.startswith(start)

@@ -17,7 +17,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, masks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads
-from mha_haiku.lab.heads import running
+from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import conversion, example_rows
 from mha_haiku.subjects.subject import (
     Part,
@@ -47,7 +47,7 @@ def silent(iterable: Any, **_: Any) -> Any:
 
 def compact(subject: AnySubject) -> AnySubject:
     """Scans the layers of the subject's model, where they are many and alike."""
-    model, params = running.compact(subject.model, subject.params)
+    model, params = model_runs.compact(subject.model, subject.params)
     if subject.config is None or model is subject.model:
         return subject
     config = subject.config.replace(model=dict(scan_layers=True))
@@ -138,8 +138,8 @@ def observed(
     model = subject.model
     if model.config and len(parts) == len(models.heads_of_layers(model.config)):
         # Of scanned layers all at once.
-        at = running.by_kind(function, model)
-    output, found = running.look(model, params, example, at)
+        at = model_runs.by_kind(function, model)
+    output, found = model_runs.look(model, params, example, at)
     return output, [found[f"{x.path}/map".removeprefix("/")] for x in parts]
 
 
@@ -273,13 +273,13 @@ def _sees_next(subject: Subject, batch: tasks.Example) -> bool:
     def later(map_: attention.AttentionMap) -> jax.Array:
         if map_.shape[-2:] != (size, size) or not map_.shape[-3]:
             return jnp.zeros(())
-        map_ = running.without_padding(map_, subject.model, batch, "")
+        map_ = model_runs.without_padding(map_, subject.model, batch, "")
         mask = map_.weighting.mask & masks.causal()
         causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
         return (map_.row_sums() - causal.row_sums()).max()
 
     model, params = subject.model, subject.params
-    _, shares = running.look(model, params, batch, {"*/map": later}, strict=False)
+    _, shares = model_runs.look(model, params, batch, {"*/map": later}, strict=False)
     return max(map(float, shares.values()), default=0.0) > _SEEN
 
 

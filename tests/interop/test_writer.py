@@ -9,7 +9,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import heads, interop, models
 from mha_haiku.core import arrays, checks, sites
-from mha_haiku.interop import loading
+from mha_haiku.interop import loader
 from mha_haiku.training.tasks import tokenization
 from tests import everyday, pretrained
 from tests.interop import small_models
@@ -120,7 +120,7 @@ def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(tmp_path
     }
     arrays.write_safetensors(folder / "model.safetensors", wanted)
     imported = interop.load(folder, dtype="bfloat16")
-    leaves = loading.flat(imported.params)
+    leaves = loader.flat(imported.params)
     dtypes = {(name.endswith("scale"), x.dtype.name) for name, x in leaves.items()}
     assert dtypes == {(True, "float32"), (False, "bfloat16")}
     scale = leaves["encoder/layer_1/norm_1/scale"]
@@ -140,7 +140,7 @@ def _random(config, num_tokens=7, num_classes=None, feature_size=None):
     generator = np.random.default_rng(0)
     params = jax.tree.map(
         lambda x: np.float32(generator.standard_normal(x.shape)),
-        loading.shapes(config, sizes),
+        loader.shapes(config, sizes),
     )
     return params, sizes
 

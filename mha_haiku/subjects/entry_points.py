@@ -13,9 +13,15 @@ from mha_haiku import interop
 from mha_haiku.core import checks, models, sites
 from mha_haiku.interop import sources, torch_modules
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computing, conversion, encoding, imported_runs, observers
+from mha_haiku.subjects import (
+    computation,
+    conversion,
+    encoding,
+    imported_runs,
+    observers,
+)
 from mha_haiku.subjects.subject import Subject
-from mha_haiku.subjects.verbs import dumping
+from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop
 
@@ -122,7 +128,7 @@ def train(
         config, workdir, task=task, override_config=override_config
     )
     if not summary.interrupted:
-        dumping.dump(Subject.of_folder(workdir))
+        dumps.dump(Subject.of_folder(workdir))
     return load(workdir)
 
 
@@ -244,7 +250,7 @@ def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     """Makes batches of examples of inputs; tokens have the next ones as targets."""
     first = conversion.batches(subject, given, targets=False)[0].inputs
     are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    required = are_tokens and computing.is_of_loss(subject)
+    required = are_tokens and computation.is_of_loss(subject)
     return conversion.batches(subject, given, targets=are_tokens, required=required)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from mha_haiku.core import checks
 from mha_haiku.records import Result
-from mha_haiku.showing import drawing, plotting
+from mha_haiku.showing import canvas, plots
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -22,16 +22,16 @@ def save(
         ".csv": lambda path: checks.write_file(path, result.table().csv()),
         **result.writers(),
     }
-    picture = functools.partial(plotting.figure_of, result, title=None)
+    picture = functools.partial(plots.figure_of, result, title=None)
     is_folder, path = checks.is_folder(path), checks.as_path(path)
     if is_folder or not path.suffix:
-        formats = drawing.formats_of(formats)  # before anything is written
+        formats = canvas.formats_of(formats)  # before anything is written
         path = path / f"{result.file_name}.csv"
         table, *others = [(path.with_suffix(x), write) for x, write in writers.items()]
         written = [table[1](table[0]), *write_pictures(path, picture, formats)]
         return [*written, *(write(path) for path, write in others)]
     suffix = path.suffix.lower()
-    offered = [*writers, *(f".{kind}" for kind in drawing.known_formats())]
+    offered = [*writers, *(f".{kind}" for kind in canvas.known_formats())]
     if suffix not in offered:
         raise ValueError(
             "path must be a folder, or a file that ends with one of "
@@ -45,11 +45,11 @@ def write_pictures(
     path: Path, picture: Callable[[], "Figure"], formats: str | Sequence[str]
 ) -> list[Path]:
     """Draws a picture in each format, with its suffix; none without matplotlib."""
-    formats = drawing.formats_of(formats)
-    if not drawing.is_possible():
+    formats = canvas.formats_of(formats)
+    if not canvas.is_possible():
         return []
     return [_write_picture(picture, path.with_suffix(f".{kind}")) for kind in formats]
 
 
 def _write_picture(picture: Callable[[], "Figure"], path: Path) -> Path:
-    return checks.write_file(path, drawing.content(picture, path.suffix[1:].lower()))
+    return checks.write_file(path, canvas.content(picture, path.suffix[1:].lower()))

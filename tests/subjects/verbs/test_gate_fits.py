@@ -17,7 +17,7 @@ from mha_haiku.core import sites
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import (
-    gate_learning,
+    gate_fits,
     prune_sweep,
     pruned_models,
     quality,
@@ -42,7 +42,7 @@ def learned(trained, tmp_path_factory):
     """The result of learning gates of a run, and its folder."""
     folder = tmp_path_factory.mktemp("learned") / "gates"
     subject = Subject.of_folder(trained())
-    return gate_learning.learn_gates(subject, folder, **OPTIONS), folder
+    return gate_fits.learn_gates(subject, folder, **OPTIONS), folder
 
 
 @pytest.mark.slow
@@ -57,12 +57,12 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     log_alpha = [np.zeros(1), np.float32([-9, 1])]
 
     def learned(subject, **options):
-        return gate_learning.Learned(subject.params, log_alpha, None)
+        return gate_fits.Learned(subject.params, log_alpha, None)
 
-    monkeypatch.setattr(gate_learning, "fit_gates", learned)
+    monkeypatch.setattr(gate_fits, "fit_gates", learned)
     ended = types.SimpleNamespace(interrupted=False)
     monkeypatch.setattr(loop, "train", lambda config, folder: ended)
-    found = gate_learning.learn_gates(
+    found = gate_fits.learn_gates(
         Subject.of_folder(folder),
         tmp_path / "gates",
         penalty=0.1,
@@ -74,7 +74,7 @@ def test_pruned_by_gates_is_gated_and_learning_follows_on_the_run(
     pruned = folders.load_run(tmp_path / "gates" / "pruned")
     names = [list(x.names) for x in models.heads_of_layers(pruned.config.model)]
     assert names == [[1], [1]]
-    gates = gate_learning.Learned(None, log_alpha, None).gates
+    gates = gate_fits.Learned(None, log_alpha, None).gates
     apply = sites.edit(run.model.apply, heads.edits.gate(gates))
     gated = run.replace(model=run.model._replace(apply=apply))
     for name, wanted in quality.held_out(gated).items():
@@ -114,7 +114,7 @@ def test_learning_ablates_the_heads_that_are_not_needed(make_config):
     subject = _known_bench(known, make_config, optimizer__learning_rate=1e-9)
 
     def learned(penalty):
-        return gate_learning.fit_gates(
+        return gate_fits.fit_gates(
             subject, penalty=penalty, steps=130, gate_learning_rate=0.3
         )
 
@@ -128,12 +128,12 @@ def test_learning_ablates_the_heads_that_are_not_needed(make_config):
 
 @pytest.mark.slow
 def test_parameters_learn_together_with_gates(make_config, monkeypatch):
-    monkeypatch.setattr(gate_learning, "_FIRST_LOGIT", 8.0)
+    monkeypatch.setattr(gate_fits, "_FIRST_LOGIT", 8.0)
     known = rasp.compile(rasp.PROGRAMS["reverse"](), num_heads=3)
     known.params["logits"]["w"] *= 0.1
     known.params["logits"]["b"] *= 0.1
     subject = _known_bench(known, make_config, optimizer__learning_rate=0.1)
-    found = gate_learning.fit_gates(subject, penalty=0.0, steps=40)
+    found = gate_fits.fit_gates(subject, penalty=0.0, steps=40)
     assert found.loss[-5:].mean() < 0.5 * found.loss[0]
 
 
@@ -152,7 +152,7 @@ def test_gates_are_learned_with_the_frozen_modules_and_the_clipping_of_the_run(
             optimizer__clip_norm=clip_norm,
             optimizer__frozen="embedding,encoder/layer_0/attention",
         )
-        return gate_learning.fit_gates(subject, penalty=0.0, steps=3).params
+        return gate_fits.fit_gates(subject, penalty=0.0, steps=3).params
 
     whole, clipped = learned(None), learned(1.0)
     frozen = [x for x in whole if x.startswith(("embedding", "encoder/layer_0/att"))]
@@ -165,7 +165,7 @@ def test_gates_are_learned_with_the_frozen_modules_and_the_clipping_of_the_run(
 
 
 def test_heads_whose_gates_are_open_a_crack_are_kept():
-    learned = gate_learning.Learned({}, [np.float32([-9, -1, 0, 9])], None)
+    learned = gate_fits.Learned({}, [np.float32([-9, -1, 0, 9])], None)
     np.testing.assert_array_equal(learned.gates[0] > 0, [False, True, True, True])
     assert 0 < learned.gates[0][1] < 0.5
 
@@ -188,12 +188,10 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
         ("none", {"penalty": 1e3, "steps": 40}, "ablates all heads; give a smaller"),
     ):
         with pytest.raises(ConfigError, match=message):
-            gate_learning.learn_gates(subject, tmp_path / name, **OPTIONS | changes)
+            gate_fits.learn_gates(subject, tmp_path / name, **OPTIONS | changes)
     (tmp_path / "gates" / "gated" / "config.json").unlink()
     with pytest.raises(ConfigError, match="pruned exists; choose another folder"):
-        gate_learning.learn_gates(
-            subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3}
-        )
+        gate_fits.learn_gates(subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3})
 
 
 @pytest.mark.parametrize("verb", ["learn_gates", "prune", "sweep"])
@@ -203,7 +201,7 @@ def test_heads_that_cannot_be_removed_are_refused_before_the_work(
     def begun(*args, **options):
         raise InterruptedError("work begins")
 
-    monkeypatch.setattr(gate_learning, "fit_gates", begun)
+    monkeypatch.setattr(gate_fits, "fit_gates", begun)
     monkeypatch.setattr(pruned_models, "order_of", begun)
     config = make_config(model__qk_norm=True, model__attention__qk_norm_over="layer")
     subject = Subject.of_folder(write_untrained(tmp_path / "run", config))
@@ -220,7 +218,7 @@ def test_a_record_of_the_user_is_not_replaced(
     def begun(*args, **options):
         raise InterruptedError("learning begins")
 
-    monkeypatch.setattr(gate_learning, "fit_gates", begun)
+    monkeypatch.setattr(gate_fits, "fit_gates", begun)
     subject = Subject.of_folder(write_untrained(tmp_path / "run", make_config()))
     out = tmp_path / "out"
     out.mkdir()
@@ -230,14 +228,14 @@ def test_a_record_of_the_user_is_not_replaced(
     else:
         record.write_text(content)
     with pytest.raises(ConfigError, match=r"gates\.json exists, .* another folder"):
-        gate_learning.learn_gates(subject, out, **OPTIONS)
+        gate_fits.learn_gates(subject, out, **OPTIONS)
     assert [path.name for path in out.iterdir()] == ["gates.json"]
     assert content is None or record.read_text() == content
     # What a process has left that was killed before it wrote the run.
     record.unlink()
     files.write_json(record, {"run": "x", "penalty": 0.15, "steps": 70})
     with pytest.raises(InterruptedError):
-        gate_learning.learn_gates(subject, out, **OPTIONS)
+        gate_fits.learn_gates(subject, out, **OPTIONS)
 
 
 @pytest.mark.slow
@@ -259,9 +257,9 @@ def test_the_same_call_resumes_a_part_that_did_not_end(
                 os.kill(os.getpid(), signal.SIGINT)
 
         patch.setattr(loop._Record, "__init__", fail)
-        gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
-    monkeypatch.setattr(gate_learning, "fit_gates", None)  # not once more
-    found = gate_learning.learn_gates(subject, tmp_path / "broken", **OPTIONS)
+        gate_fits.learn_gates(subject, tmp_path / "broken", **OPTIONS)
+    monkeypatch.setattr(gate_fits, "fit_gates", None)  # not once more
+    found = gate_fits.learn_gates(subject, tmp_path / "broken", **OPTIONS)
     for point, same in zip(found.points, wanted.points, strict=True):
         assert (point.name, point.keep) == (same.name, same.keep)
         assert point.metrics == same.metrics

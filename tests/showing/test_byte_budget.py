@@ -7,7 +7,7 @@ import pytest
 
 from mha_haiku import records
 from mha_haiku.records import map_set
-from mha_haiku.showing import fitting, page
+from mha_haiku.showing import byte_budget, page
 from tests.showing.saved_maps import make_maps_of_kinds
 
 L, H, T, N = 2, 3, 48, 4
@@ -19,7 +19,7 @@ def _render(shown):
 
 def _fitted(whole, budget):
     """The largest cut that fits, and its rendering."""
-    pairs = ((shown, _render(shown)) for shown in fitting.cuts(whole, budget))
+    pairs = ((shown, _render(shown)) for shown in byte_budget.cuts(whole, budget))
     return next(pair for pair in pairs if len(pair[1]) <= budget)
 
 
@@ -61,7 +61,7 @@ def test_what_does_not_fit_is_made_to(large, share):
 def test_kinds_are_joined_along_their_own_axes(load):
     maps = load(make_maps_of_kinds())
     whole = map_set.Dossier("", (maps,))
-    one = fitting.cut(whole, 1, 2, 10**6).sets[0].examples[0]
+    one = byte_budget.cut(whole, 1, 2, 10**6).sets[0].examples[0]
     assert [weights.shape[1:] for weights in one.weights] == [(3, 3), (2, 2), (2, 3)]
     map_set.Dossier("", (dataclasses.replace(maps, examples=(one,)),)).check()
     for weights in one.weights:
@@ -77,6 +77,6 @@ def test_a_bin_of_a_difference_is_the_mean_of_its_queries(rng):
     example = map_set.Example("", queries, keys, (weights,))
     layers = (records.Layer("", tuple("012")),)
     whole = map_set.Dossier("", (map_set.MapSet("", layers, (example,)),))
-    (joined,) = fitting.cut(whole, 1, 2, 10**6).sets[0].examples[0].weights
+    (joined,) = byte_budget.cut(whole, 1, 2, 10**6).sets[0].examples[0].weights
     wanted = weights.reshape(H, 3, 2, 2, 2).sum((2, 4)) / np.array([[2], [2], [1]])
     np.testing.assert_allclose(joined, wanted, atol=1e-12)

@@ -27,7 +27,7 @@ from mha_haiku.subjects.subject import (
     verb,
 )
 from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
-from mha_haiku.training import devices, optimizers, stepping
+from mha_haiku.training import devices, optimizers, train_step
 from mha_haiku.training.runs import files, folders, loop
 
 _STEPS_PER_DISPATCH = 100
@@ -115,7 +115,7 @@ def fit_gates(
         ),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
-    dispatch = stepping.make_dispatch(
+    dispatch = train_step.make_dispatch(
         models.Model(subject.model.init, apply),
         subject.task,
         optimizer,
@@ -125,7 +125,7 @@ def fit_gates(
     )
     log_alpha = [jnp.full(len(part.names), _FIRST_LOGIT) for part in parts]
     params = {"model": jax.tree.map(jnp.array, subject.params), "log_alpha": log_alpha}
-    state = stepping.state_of(params, optimizer)
+    state = train_step.state_of(params, optimizer)
     state = state._replace(step=jnp.asarray(subject.step, jnp.int32))
     state, data = placement.put((state, subject.task.train_data))
     losses = []

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from experiments.claims import base, records, verdicts
-from mha_haiku.showing import drawing
+from mha_haiku.showing import canvas
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -310,7 +310,7 @@ def picture(
         "all of a bar must lie on the shaded side."
     )
     width = 4.2 * columns
-    sheet = drawing.sheet(width, 1.0 + 3.1 * rows, title=claim.sentence, note=note)
+    sheet = canvas.sheet(width, 1.0 + 3.1 * rows, title=claim.sentence, note=note)
     grid = sheet.subplots(rows, columns, squeeze=False)
     cells = iter(grid.flat)
     for curve in claim.curves:

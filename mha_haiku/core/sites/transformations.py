@@ -12,8 +12,8 @@ import jax
 from jax import core
 
 from mha_haiku.core import arguments, display
-from mha_haiku.core.sites import program, surveying, traced
-from mha_haiku.core.sites.surveying import Address
+from mha_haiku.core.sites import program, site_survey, traces
+from mha_haiku.core.sites.site_survey import Address
 
 # What an object refers to without holding its values.
 _NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
@@ -151,7 +151,7 @@ def _walked(function: Callable, *how, **options) -> Callable:
     def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, dict]:
         return _walk(function, args, kwargs, *how, **options)
 
-    return traced.transformed(function, walk)
+    return traces.transformed(function, walk)
 
 
 def _only_output(walked: Callable) -> Callable:
@@ -187,13 +187,13 @@ def _walk(
 
 def _surveyed(
     function: Callable, args: tuple, kwargs: dict[str, Any], shows_stream: bool = False
-) -> tuple[surveying.Survey, list, list, Callable]:
+) -> tuple[site_survey.Survey, list, list, Callable]:
     """Traces a function; returns its survey, its arrays, and how to make its output.
 
     Before the last come the leaves of the output that are no arrays.
     """
-    closed, arrays, rest, whole = traced.trace(function, args, kwargs)
-    survey = surveying.Survey(closed, shows_stream=shows_stream)
+    closed, arrays, rest, whole = traces.trace(function, args, kwargs)
+    survey = site_survey.Survey(closed, shows_stream=shows_stream)
     return survey, arrays, rest, whole
 
 
@@ -222,7 +222,7 @@ def _holds_tracer(x: Any) -> bool:
 
 
 def _match(
-    survey: surveying.Survey,
+    survey: site_survey.Survey,
     reads: dict[Address, Callable],
     edits: dict[Address, Callable],
     strict: bool,
@@ -271,10 +271,10 @@ def _match(
 
 
 def _first(addresses: Iterable[Address], name: str) -> Address | None:
-    return next((x for x in addresses if surveying.matches(x, name)), None)
+    return next((x for x in addresses if site_survey.matches(x, name)), None)
 
 
-def _refuse(pattern: str, names: list[str], survey: surveying.Survey) -> None:
+def _refuse(pattern: str, names: list[str], survey: site_survey.Survey) -> None:
     names = list(dict.fromkeys(names))
     message = f"{pattern!r} names no site of the function, which has "
     if names:

@@ -19,7 +19,7 @@ import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models
 from mha_haiku.core.modules import anatomy
-from mha_haiku.interop import loading
+from mha_haiku.interop import loader
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -77,11 +77,11 @@ def save(
     is_own = own_layout or not config.origin
     if is_own:
         contents = {
-            "model_type": loading.OWN,
+            "model_type": loader.OWN,
             "model": fields.flattened(config.to_json()),
             "sizes": _sizes_of(config, params, num_classes)._asdict(),
         }
-        stored = {name: np.asarray(x) for name, x in loading.flat(params).items()}
+        stored = {name: np.asarray(x) for name, x in loader.flat(params).items()}
     else:
         contents, stored = _as_loaded(config, params)
     described = None if tokenizer is None else _tokenizer_file(tokenizer, is_own)
@@ -100,8 +100,8 @@ def save(
 
 def _sizes_of(
     config: models.ModelConfig, params: _Params, num_classes: int | None
-) -> loading.Sizes:
-    sizes = loading.sizes_of(params)
+) -> loader.Sizes:
+    sizes = loader.sizes_of(params)
     if num_classes is None and config.origin:
         num_classes = _loaded(config)[3].num_classes
     if num_classes is not None:
@@ -140,8 +140,8 @@ def _as_loaded(
     looped = models.unstacked(params) if config.scan_layers else params
     if config.attention.kept_heads is not None:
         looped = _with_all_heads(config, looped, sizes)
-    left = {name: np.asarray(x) for name, x in loading.flat(looped).items()}
-    expected = loading.flat(loading.shapes(read, sizes))
+    left = {name: np.asarray(x) for name, x in loader.flat(looped).items()}
+    expected = loader.flat(loader.shapes(read, sizes))
     if differ := checks.lacks_and_has(
         sorted(expected.keys() - left.keys()), sorted(left.keys() - expected.keys())
     ):
@@ -154,7 +154,7 @@ def _as_loaded(
     prefix = "" if head.rows else family.prefix
     result: dict[str, np.ndarray] = {}
     wide: set[str] = set()
-    for row in loading.rows_of(family, head, read, expected):
+    for row in loader.rows_of(family, head, read, expected):
         whole = row.change.to_theirs([left[name] for name in row.ours], read)
         for name, x in zip(row.theirs, whole, strict=True):
             result[name.removeprefix(prefix)] = x
@@ -178,9 +178,9 @@ def _as_loaded(
 def _loaded(config: models.ModelConfig) -> tuple:
     """Reads the config.json that a model was loaded with."""
     theirs = json.loads(config.origin)
-    family = loading.family_of(theirs)
-    head = loading.head_of(family, theirs)
-    return family, head, *loading.read_fields(family, head, theirs)
+    family = loader.family_of(theirs)
+    head = loader.head_of(family, theirs)
+    return family, head, *loader.read_fields(family, head, theirs)
 
 
 def _meaning(config: models.ModelConfig) -> dict[str, Any]:
@@ -197,12 +197,12 @@ def _meaning(config: models.ModelConfig) -> dict[str, Any]:
 
 
 def _with_all_heads(
-    config: models.ModelConfig, params: _Params, sizes: loading.Sizes
+    config: models.ModelConfig, params: _Params, sizes: loader.Sizes
 ) -> _Params:
     whole = config.replace(attention=dict(kept_heads=None), scan_layers=False)
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     result: dict[str, dict[str, np.ndarray]] = {}
-    shapes = loading.shapes(whole, sizes)
+    shapes = loader.shapes(whole, sizes)
     for module, name, wanted in hk.data_structures.traverse(shapes):
         leaf = params.get(module, {}).get(name)
         part, axis = models.part_of(whole, module), anatomy.axis_of(module, name)

@@ -8,7 +8,7 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku import attention
-from mha_haiku.core.attention import sited
+from mha_haiku.core.attention import map_sites
 from tests import everyday, oracles
 
 B, T, S, H, G, K, V, D = 2, 3, 5, 4, 2, 6, 7, 8
@@ -174,7 +174,7 @@ def test_edited_weights_keep_their_sign(implementation):
 
 @pytest.mark.slow
 def test_a_map_of_signed_weights_measures_them_as_they_are():
-    whole = sited.map_of_weights(SIGNED, value=VALUE, are_shares=False)
+    whole = map_sites.map_of_weights(SIGNED, value=VALUE, are_shares=False)
     weights = np.asarray(SIGNED, np.float64)
 
     @jax.jit
@@ -204,7 +204,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
 @pytest.mark.slow
 def test_gradients_of_observations_reach_signed_weights_of_any_size():
     def total(weights):
-        whole = sited.map_of_weights(weights, are_shares=False)
+        whole = map_sites.map_of_weights(weights, are_shares=False)
         moments = whole.statistics().squared_weights.sum() + whole.pooled(1, 1).sum()
         return moments + whole.apply(jnp.ones((B, S, 1, 1))).sum()
 
