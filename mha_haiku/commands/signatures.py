@@ -6,8 +6,9 @@ annotation is a dataclass gives a flag per field, so that commands share them.
 `**options` give the options of `options_of(...)`, so that a command that calls a verb
 has the verb's.
 
-No library parses them: none has lists of numbers, fields of a config
-(`--config.model.num_layers=3`) and an error that names the flags.
+absl parses the flags. It lacks a way from a signature to flags, lists of numbers,
+fields of a config (`--config.model.num_layers=3`), and an error that names the known
+flags.
 """
 
 import dataclasses
@@ -20,6 +21,8 @@ import types
 import typing
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
+
+from absl import flags
 
 from mha_haiku.core import checks
 
@@ -102,52 +105,54 @@ def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
     return result
 
 
-def parse(flags: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
+def parse(declared: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any]:
     """Parses a command line; returns the value of each flag.
 
     Raises:
       ConfigError: If there is no such flag, or a value is invalid.
     """
-    kinds = {option.name: option.kind for option in flags if option.kind != Overrides}
-    has_fields = len(kinds) < len(flags)
-    shown = [f"--{name}" for name in kinds] + ["--config.<field>"] * has_fields
+    values = flags.FlagValues()
+    values.set_gnu_getopt(True)
+    has_fields = any(option.kind is Overrides for option in declared)
+    words, fields = _split_fields(arguments) if has_fields else (arguments, [])
+    for name, kind, default, meaning in declared:
+        default = None if default is REQUIRED else default
+        if kind is bool:
+            flags.DEFINE_boolean(name, default, meaning, flag_values=values)
+        elif kind is not Overrides:
+            flags.DEFINE(_Parser(kind), name, default, meaning, flag_values=values)
+    shown = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
     listed = f"The flags are {', '.join(shown)}."
-    values, fields, words = {}, [], list(arguments)
-    while words:
-        word = words.pop(0)
-        name, equals, text = re.sub("^--?", "", word).partition("=")
-        if word == name + equals + text:
-            raise checks.ConfigError(
-                f"{word!r} belongs to no flag; write --name=value.\n{listed}"
-            )
-        is_field = has_fields and name.startswith("config.")
-        if kinds.get(name.removeprefix("no")) is bool and not equals:
-            name, text = name.removeprefix("no"), str(name in kinds)
-        elif name not in kinds and not is_field:
-            nearest = _nearest(name, kinds, has_fields)
-            raise checks.ConfigError(f"There is no flag --{name}.{nearest}\n{listed}")
-        elif is_field and not equals and (not words or words[0].startswith("--")):
-            text = "true"  # only `--config.x`
-        elif not equals and not words:
-            raise checks.ConfigError(f"--{name} needs a value.")
-        elif not equals:
-            text = words.pop(0)
-        if is_field:
-            fields.append((name, text))
-            continue
-        try:
-            values[name] = _READERS[kinds[name]](text)
-        except (ValueError, KeyError):
-            wanted = _WANTED[kinds[name]]
-            raise checks.ConfigError(f"--{name}={text} must be {wanted}.") from None
+    try:
+        rest = values(["", *words])[1:]
+    except flags.UnrecognizedFlagError as error:
+        nearest = _nearest(error.flagname, values, has_fields)
+        raise checks.ConfigError(
+            f"There is no flag --{error.flagname}.{nearest}\n{listed}"
+        ) from error
+    except RecursionError as error:  # of absl, which compares long names with flags
+        raise checks.ConfigError(
+            f"There is no flag with so long a name.\n{listed}"
+        ) from error
+    except (flags.Error, ValueError) as error:
+        raise checks.ConfigError(_told(str(error))) from error
+    if rest:
+        raise checks.ConfigError(
+            f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
+        )
     found = {}
-    for name, kind, default, meaning in flags:
-        if default is REQUIRED and not values.get(name):
+    for name, kind, default, meaning in declared:
+        found[name] = Overrides(fields) if kind is Overrides else values[name].value
+        if default is REQUIRED and not found[name]:
             raise checks.ConfigError(f"--{name}=... is missing.\n{meaning}")
-        found[name] = values.get(name, default)
-        if kind is Overrides:
-            found[name] = Overrides(fields)
     return found
+
+
+def _told(message: str) -> str:
+    """Writes absl's message about a value like the other messages."""
+    message = message.removeprefix("flag ").replace(": must be", " must be", 1)
+    message = re.sub(r": \('Non-boolean.*", " must be true or false", message)
+    return message.removesuffix(".") + "."
 
 
 def description(function: Callable) -> str:
@@ -156,10 +161,10 @@ def description(function: Callable) -> str:
     return re.split(r"^(?:Args|Returns|Raises):$", text, flags=re.MULTILINE)[0].strip()
 
 
-def help_lines(flags: Sequence[Option]) -> list[str]:
+def help_lines(declared: Sequence[Option]) -> list[str]:
     """Writes the lines of `--help` about flags."""
     lines = ["", "Flags:"]
-    for name, kind, default, meaning in flags:
+    for name, kind, default, meaning in declared:
         if kind is Overrides:
             continue
         entry = f"--{name}: {meaning}"
@@ -189,10 +194,8 @@ def _list_of(read: Callable[[str], Any]) -> Callable[[str], list]:
     return lambda text: [read(word.strip()) for word in text.split(",") if text]
 
 
-_TRUTH: dict[str, bool] = {"true": True, "t": True, "1": True}
-_TRUTH |= {"false": False, "f": False, "0": False}
 _READERS: dict[Any, Callable[[str], Any]] = {
-    bool: lambda text: _TRUTH[text.lower()],
+    bool: str,  # absl has flags of its own for these
     int: _integer,
     float: float,
     str: str,
@@ -201,12 +204,44 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     Sequence[int | str]: _list_of(_layer),
 }
 _WANTED = {
-    bool: "true or false",
     int: f"an integer of at most {_MOST}",
     float: "a number",
     Sequence[int]: f"integers of at most {_MOST}, as 0,2",
     Sequence[int | str]: "integers or layers, as 0,2 or cross.0",
 }
+
+
+class _Parser(flags.ArgumentParser):
+    """Reads the value of a flag of a kind."""
+
+    def __init__(self, kind: Any):
+        super().__init__()
+        self._kind = kind
+
+    def parse(self, argument: Any) -> Any:
+        if not isinstance(argument, str):
+            return argument
+        try:
+            return _READERS[self._kind](argument)
+        except ValueError:
+            raise ValueError(f"must be {_WANTED[self._kind]}") from None
+
+
+def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, str]]]:
+    """Returns words without `--config.x.y=value`, and those as pairs (name, value)."""
+    others, fields = [], []
+    words = list(arguments)
+    while words:
+        word = words.pop(0)
+        if not word.startswith(("--config.", "-config.")):
+            others.append(word)
+            continue
+        name, equals, text = word.lstrip("-").partition("=")
+        if not equals:  # `--config.x value`, or only `--config.x`, which is true.
+            has_value = words and not words[0].startswith("--")
+            text = words.pop(0) if has_value else "true"
+        fields.append((name, text))
+    return others, fields
 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:

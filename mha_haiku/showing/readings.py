@@ -140,8 +140,7 @@ def _(mask: masks.Mask) -> markup.Html:
 def with_errors(values: np.ndarray, errors: np.ndarray) -> np.ndarray:
     """Formats each number, with its standard error where that is known."""
     text = [
-        canvas.number(value)
-        + ("" if np.isnan(error) else f" ± {canvas.number(error)}")
+        canvas.number(value) + ("" if np.isnan(error) else f" ± {canvas.number(error)}")
         for value, error in zip(values.ravel(), errors.ravel(), strict=True)
     ]
     return np.array(text, object).reshape(values.shape)

@@ -83,7 +83,7 @@ _MISTAKES = [
     ("train --confg.model.num_layers=2", "'--config.model.num_layers'?"),
     (f"{_TRAIN} stray", "'stray' belongs to no flag", "--workdir"),
     (f"{_TRAIN} --debug=perhaps", "--debug=perhaps must be true or false"),
-    (f"{_TRAIN} --workdir", "--workdir needs a value"),
+    (f"{_TRAIN} --workdir", "Missing value for flag --workdir"),
     (f"{_TRAIN} --format=png,bmp", "formats must be one of", "pdf", "'bmp'"),
     (f"{_TRAIN} --format=", "formats must name one"),
     (f"{_TRAIN} --workdir=book.txt", "book.txt"),
