@@ -278,8 +278,11 @@ def _sees_next(subject: Subject, batch: tasks.Example) -> bool:
         causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
         return (map_.row_sums() - causal.row_sums()).max()
 
-    model, params = subject.model, subject.params
-    _, shares = model_runs.look(model, params, batch, {"*/map": later}, strict=False)
+    def look(params: Any) -> dict:  # compiled without logits, which nothing reads
+        at = {"*/map": later}
+        return model_runs.look(subject.model, params, batch, at, strict=False)[1]
+
+    shares = jax.jit(look)(subject.params)
     return max(map(float, shares.values()), default=0.0) > _SEEN
 
 

@@ -473,8 +473,8 @@ def test_a_module_writes_as_torch_does_up_to_its_last_position():
     assert len(set(wanted)) > 1
     assert subject.generate(prompt, temperature=0) == wanted
     for text, tokens, message in (
-        (prompt, 12, "tokens, .* prompt of 5 .* 16 positions, must .* 1 to 11, got 12"),
-        ("a" * 15, 1, "prompt must be of at most 15 tokens"),
+        (prompt, 12, "tokens after a prompt of 5 must be .* from 1 to 11, got 12"),
+        ("a" * 15, 1, "prompt must be of fewer tokens than the 16 positions"),
     ):
         with pytest.raises(ValueError, match=message):
             subject.generate(text, tokens=tokens, temperature=0)
@@ -652,7 +652,7 @@ def test_pixels_and_sound_have_patches_and_seconds_along_their_maps():
     assert maps.tokens == (("[0]", *places),) * len(pixels)
     at_the_right = [x.endswith(f",{side - 1}") for x in maps.tokens[0]]
     pictures = maps.images[0]
-    assert pictures[at_the_right].min() == 1 and pictures[0].max() == 0
+    assert pictures[at_the_right].min() == 255 and pictures[0].max() == 0
     assert "0,1" in maps.show().html and maps.plot() is not None
     given = CASES["whisper"].inputs()
     heard = mh.wrap(torch_families.make(CASES["whisper"])).maps(given)
