@@ -28,7 +28,7 @@ __all__ = [
     "reproduce",
 ]
 
-_ROOM = "base desk records reproducing telling training verdicts".split()
+_ROOM = "base claim_pages desk measurements records training verdicts".split()
 
 
 def names() -> tuple[str, ...]:

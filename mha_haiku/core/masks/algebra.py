@@ -208,6 +208,10 @@ class Mask(tiles.Part, abc.ABC):
         seen = self._by_block(num_queries, num_keys, at, lambda x: x.any(-2))
         return ~seen.any(0)
 
+    def first_key(self) -> Array | int:
+        """Finds the position of the first key that is no padding, `[B...]`, or 0."""
+        return 0
+
     def fully_masked(
         self, num_queries: int, num_keys: int, first_query: int | Array = 0
     ) -> Array | np.ndarray | None:
@@ -351,6 +355,9 @@ class Intersection(_Compound):
 
     def open_range(self, rows: Range, keys: Range) -> Range:
         return overlap(*(x.open_range(rows, keys) for x in (self.left, self.right)))
+
+    def first_key(self) -> Array | int:
+        return jnp.maximum(self.left.first_key(), self.right.first_key())
 
 
 @tiles.pytree

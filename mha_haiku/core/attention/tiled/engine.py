@@ -112,9 +112,10 @@ def statistics(
     origin, ones = factors.weighting.origin, [1] * len(batch_shape)
     # As the columns of tiles, which count from the first key.
     position = origin.rows(tiles.Span(0, num_queries)).array() - origin.key
+    first = jnp.broadcast_to(factors.weighting.mask.first_key(), batch_shape)
     at_keys = origin.columns(tiles.Span(0, num_keys)).array().reshape(*ones, -1)
     queries: dict[str, _Data] = {"position": position.reshape(*ones, -1)}
-    keys: dict[str, _Data] = {"is_first": at_keys == 0}
+    keys: dict[str, _Data] = {"is_first": at_keys == first[..., None]}
     if positions is not None:
         keys["positions"] = positions
     if tokens is not None and key_tokens is not None:
