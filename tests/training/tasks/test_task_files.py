@@ -164,7 +164,7 @@ def test_a_run_of_a_file_is_read_with_the_same_file(capsys):
     assert "has changed" in capsys.readouterr().err
     pathlib.Path("mine.py").unlink()
     assert commands.run(dump) == 2
-    assert "'mine.py' cannot be read" in capsys.readouterr().err
+    assert "mine.py' cannot be read" in capsys.readouterr().err
     pathlib.Path("mine.py").write_text(SOURCE)
     assert commands.run(dump) == 0
 
