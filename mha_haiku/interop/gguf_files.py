@@ -30,7 +30,7 @@ _FIELDS = {
     "attention.layer_norm_rms_epsilon": "rms_norm_eps",
     "rope.freq_base": "rope_theta",
 }
-_SIZES = ("attention.value_length", "rope.dimension_count")  # those of a head
+_SIZES = ("attention.value_length", "rope.dimension_count")  # of one head
 # Fields that change numbers, and the values that change none (a factor of 0 means 1).
 # Others are refused.
 _NEUTRAL = {

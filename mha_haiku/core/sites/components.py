@@ -73,7 +73,7 @@ class Component:
 
     rows: dict[Value, int]  # each value's axis that is cut in blocks
     area: int  # the number of queries times the number of keys
-    whole: list[str] = dataclasses.field(default_factory=list)  # what is left so, why
+    num_whole: int = 0  # values that an equation needs whole
     # The pass in which an equation runs, and how; an equation that is not in here is
     # run by itself, before or after.
     passes: dict[Equation, int] = dataclasses.field(default_factory=dict)
@@ -94,7 +94,7 @@ class Component:
         """Compares two ways of cutting: by whole values, passes, sums over blocks."""
         count = max(self.passes.values(), default=0)
         summed = sum(kind == "sum" for kind in self.kinds.values())
-        return len(self.whole), count, summed
+        return self.num_whole, count, summed
 
 
 def large(program: Graph, limit: int) -> list[tuple[dict[Value, int], ...]]:
@@ -168,7 +168,7 @@ def _reductions(program: Graph, plans: list[Component]) -> list[Component]:
             choices = [{value: x} for x in axes if is_cut(maker, value, x)]
             if choices:
                 more[value] = _best(program, choices, area)
-    return [plan for plan in more.values() if not plan.whole]
+    return [plan for plan in more.values() if not plan.num_whole]
 
 
 def _longest(equation: Equation) -> tuple[int, int] | None:
@@ -206,7 +206,7 @@ def _cut(program: Graph, rows: dict[Value, int], area: int) -> Component:
         if kind is None:
             for output in equation.outputs:
                 plan.rows.pop(output, None)
-            plan.whole += [f"{equation.name} needs {x.aval.str_short()}" for x in reads]
+            plan.num_whole += len(reads)
             _after(equation, complete)
             continue
         needs = [

@@ -68,7 +68,7 @@ def of_transformers(size: str, length: int = 0, attention: str = "sdpa") -> Any:
     """Returns transformers' model of one of `SIZES`, as a GPT-2.
 
     Args:
-      length: Its positions, if not those of the size.
+      length: The number of positions. Defaults to the size of the config.
       attention: "eager" or "sdpa".
     """
     import torch
