@@ -23,7 +23,7 @@ transformers = pytest.importorskip("transformers", reason=WHY)
 if importlib.util.find_spec("torchax") is None:
     pytest.skip(WHY, allow_module_level=True)
 
-from mha_haiku.interop import torch_modules  # noqa: E402
+from mha_haiku.interop.torch_modules import conversion  # noqa: E402
 from tests import everyday  # noqa: E402
 from tests.interop import torch_families  # noqa: E402
 from tests.interop.torch_families import CASES, B, D, H, S  # noqa: E402
@@ -302,7 +302,7 @@ def test_a_module_may_keep_what_it_computed():
     module.kept = []
     module(torch.zeros(B, S, dtype=torch.int32))
     weights, kept = module.weights, module.kept[0]["mean"][0]
-    copy = torch_modules._copied(module)
+    copy = conversion._copied(module)
     assert copy.kept[0]["mean"][0].item() == kept.item()
     assert copy.embed.weight is module.embed.weight
     assert mh.wrap(module).sites(np.ones((B, S), int))

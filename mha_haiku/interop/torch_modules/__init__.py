@@ -1,0 +1,10 @@
+"""PyTorch modules as functions of JAX, by torchax.
+
+There is no table of families: a module is traced, and its attention is recognized like
+in any JAX function.
+"""
+
+from mha_haiku.interop.torch_modules.conversion import TorchModule, convert, is_module
+from mha_haiku.interop.torch_modules.pretrained import load
+
+__all__ = ["TorchModule", "convert", "is_module", "load"]
