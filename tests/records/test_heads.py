@@ -86,7 +86,7 @@ def test_columns_of_a_file_that_do_not_fit_are_refused(part, values, words, tmp_
 
 
 def test_text_has_a_row_per_head_that_there_is():
-    lines = _heads().text().splitlines()
+    lines = _heads().text(by="layer").splitlines()
     assert lines[0].split()[:4] == ["layer", "head", "role", "ablation"]
     rows = [line.split()[:3] for line in lines if "±" in line]
     names = ["induction", "mixed", "mixed", "mixed", "induction"]
@@ -95,6 +95,19 @@ def test_text_has_a_row_per_head_that_there_is():
     assert rows == wanted
     assert "ablation  rise of the loss, nats" in lines and "a note" in lines
     assert "agreement: Spearman's rank correlation" in lines
+
+
+def test_ranked_heads_are_sorted_and_cut():
+    found = _heads()
+    mean = found["ablation"].mean
+    order = sorted(mean[~np.isnan(mean)], reverse=True)
+    assert [row["ablation"][0] for row in found.top(3)] == order[:3]
+    lines = found.text(count=2).splitlines()
+    assert lines[0].split()[:3] == ["rank", "layer", "head"]
+    assert [line.split()[0] for line in lines if "±" in line] == ["1", "2"]
+    assert f"... and {len(order) - 2} more rows; count=None shows all" in lines
+    with pytest.raises(ValueError, match="by must be one of layer, .*'importance'"):
+        found.text(by="importance")
 
 
 def test_one_number_of_each_head_shows_itself():
