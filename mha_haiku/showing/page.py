@@ -59,7 +59,7 @@ _ROLES = {
 _VAGUE = {"uniform", "broad"}
 # Their scores are no shares of attention, and are not compared with such.
 _BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
-_MIXED = "mixed"  # no clear role
+_NO_ROLE = "no_clear_role"
 _VIEWER = importlib.resources.files("mha_haiku.showing").joinpath("viewer")
 
 
@@ -232,7 +232,7 @@ def _of_roles(maps: MapSet) -> list[str | list]:
     counts = collections.Counter(name for name in names.flat if name)
     if not counts:
         return []
-    others, total = counts.pop(_MIXED, 0), counts.total()
+    others, total = counts.pop(_NO_ROLE, 0), counts.total()
     does = {
         name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
         for name, _ in counts.most_common()
