@@ -19,27 +19,6 @@ WHOLE = ("weights", "scores")
 """Names of values that have all queries and all keys."""
 
 
-class Mixing(NamedTuple):
-    """The product of weights and values."""
-
-    product: Equation
-    side: int  # the index of the weights among its operands
-    weights: Reached
-    values: Reached
-    heads: Reached  # the result
-
-    @property
-    def shared(self) -> dict[int, int]:
-        """The axes that weights share with values, mapped to axes of values."""
-        sides = map(self.product.shared, (self.side, 1 - self.side))
-        return dict(zip(*sides, strict=True))
-
-    @property
-    def free(self) -> list[int]:
-        """The axes of weights that values lack."""
-        return self.product.free(self.side)
-
-
 class Groups(NamedTuple):
     """The batch, head and query axes of attention weights."""
 
@@ -81,20 +60,22 @@ def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
     return ()
 
 
-def groups(axes: Axes, mixing: Mixing, whole: Reached, heads: AxisFactors) -> Groups:
+def groups(
+    axes: Axes, whole: Reached, free: list[AxisFactors], heads: AxisFactors
+) -> Groups:
     """Finds the groups of the axes of weights.
 
     Args:
       axes: All factors.
-      mixing: The product of weights and values.
       whole: The weights before any of their axes is dropped.
+      free: The axes of weights that values lack.
       heads: Factors that projections make along with a size; see `made_with_size`.
     """
     keys = set(axes.with_ones(*whole.marks))
     split = [
         tuple(x for x in axes.with_ones(axis) if x not in keys) for axis in whole.axes
     ]
-    free = [axes.with_ones(mixing.weights.axes[i]) for i in mixing.free]
+    free = [axes.with_ones(axis) for axis in free]
     known = {x for axis in split for x in axis}
     heads = tuple(x for x in axes.with_ones(heads) if x in known)
     # Heads of keys are groups of the heads that share an axis with them.
