@@ -468,8 +468,11 @@ def _roles(known) -> dict:
         result[name] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
         if values is not None:
             result[name]["auroc"] = rasp.auroc(values, is_real)
-    has = found["role"].names == heads.MIXED
-    result[heads.MIXED] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
+    has = found["role"].names == heads.NO_CLEAR_ROLE
+    result[heads.NO_CLEAR_ROLE] = {
+        "heads": int(has.sum()),
+        "real": int(is_real[has].sum()),
+    }
     result["all"] = {"heads": is_real.size, "real": int(is_real.sum())}
     return result
 
