@@ -9,20 +9,19 @@ could not run this way is not tried. Types in the file of `--results` are not re
 """
 
 import collections
+import concurrent.futures
 import importlib
 import importlib.metadata
 import inspect
 import json
-import math
 import multiprocessing
 import pathlib
 import re
 import resource
 import sys
 import textwrap
-import time
+import threading
 import warnings
-from multiprocessing import connection
 from typing import Any
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
@@ -36,25 +35,25 @@ from mha_haiku.core import checks
 VERDICTS = ("right", "no attention", "refused", "wrong", "not tried")
 TOLERANCE = 1e-4  # of the largest number
 _TYPES_OF_A_PROCESS = 40  # as compiled programs stay in its memory
-_TEXT = [
-    "Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. Right: in the same forward pass the output, and each",
-    "attention map that the model itself returns, equal torch's to 1e-4. No attention: nothing in the model is attention that has a map.",
-    "Refused: an error says why, and no number is shown. Not tried: torch itself does not run the type on such inputs here.",
-]
+_TEXT = """\
+Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Right*:
+the output and each map that the model itself returns equal torch's to 1e-4. *No
+attention*: no part is attention that has a map. *Refused*: an error with its reason,
+and no number. *Not tried*: torch itself does not run the type on such inputs here."""
 B, T, VOCABULARY, WIDTH, HEADS, SIDE, SAMPLES = 2, 7, 128, 64, 4, 32, 4000
-_LOWEST, _HIGHEST = 3, 90  # of tokens that are no special ones
+_LOWEST, _HIGHEST, _SPECIAL = 3, 90, 127  # ids of tokens; special ones count down
 
 # The first pattern that fits a field's whole name has its most, None if it stays. In
 # lists it is the most of each item.
 _SIZES = {
-    ".*(loss|cost|coef|scale|merge|stride|std|cond|rate|ratio|factor|bias|type_vocab)"
-    ".*": None,
-    ".*(max_seq_len|seq_length|seq_len|context_length|position_emb.*|positions|n_ctx)"
-    "|max_length": 64,
+    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|type_vocab).*": None,
+    ".*(max_seq_len|seq_len(gth)?|text_length|position_emb.*|positions|n_ctx)": 64,
     ".*(vocab_?size|num_embeddings|codebook_size|codebook_num)": VOCABULARY,
     "num_key_value_groups|.*_groups?": 2,
+    "mamba_d_ssm|.*ssm_dim": 2 * WIDTH,
     ".*(mamba|ssm).*heads": 8,
-    ".*(heads?|n_head)": HEADS,
+    "num_kv_shared_layers": 0,
+    ".*(heads|n_head|num_head)": HEADS,
     "first_k_dense_replace|moe_layer_start_index|num_dense_layers|dense_layers": 1,
     "index_topk": 16,
     ".*(per_tok(en)?|top_?k(_experts)?)|moe_k": 2,
@@ -65,39 +64,28 @@ _SIZES = {
     "rotary_dim|.*nope_head_dim|.*rope_head_dim": 8,
     "(.*_)?patch(_?size|_length)s?": 8,
     "(.*_)?(image|img|crop|input|tile)_size": SIDE,
-    "(.*_)?sliding_window|(attention|local)_(window|attention)|.*window_size.*": 4,
+    "(.*_)?sliding_window|(attention|local)_(window|attention)": 4,
     ".*(num_frames|num_queries|query_tokens|num_latents|queries|num_points)": 8,
     "num_mel_bins|feature_size|n_mels|num_mels|mel_bins": 16,
     ".*(d_ff|(ffn|mlp|intermediate|feed_forward)_(dim|size))": 2 * WIDTH,
     ".*(size|sizes|dim|dims|d_model|embd|width|channels?|filters|features?)": WIDTH,
 }
-_TOKEN = re.compile(
-    ".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(token)?_(id|index)s?"
-)
+_TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
-_RESNET = {
-    "use_timm_backbone": False,
-    "backbone_config": {
-        "model_type": "resnet",
-        "embedding_size": 8,
-        "hidden_sizes": [8, 8, 8, 8],
-        "depths": [1, 1, 1, 1],
-        "out_features": ["stage2", "stage3", "stage4"],
-    },
-}
-_ONE = {
-    **_RESNET,
-    "backbone_config": {**_RESNET["backbone_config"], "out_features": ["stage4"]},
-}
+_RESNET = dict(
+    model_type="resnet", embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4
+)
+_ONE, _THREE = (
+    dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
+    for x in (["stage4"], ["stage2", "stage3", "stage4"])
+)
 _SERIES = dict(prediction_length=4, lags_sequence=[1, 2, 3], num_time_features=1)
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
-    **dict.fromkeys(
-        ["conditional_detr", "dab-detr", "detr", "table-transformer"], _ONE
-    ),
-    "deformable_detr": _RESNET,
-    **dict.fromkeys(["autoformer", "informer", "time_series_transformer"], _SERIES),
+    **dict.fromkeys("conditional_detr dab-detr detr table-transformer".split(), _ONE),
+    "deformable_detr": _THREE,
+    **dict.fromkeys("autoformer informer time_series_transformer".split(), _SERIES),
     "deepseek_v2": dict(num_experts_per_tok=2),
-    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2),
+    "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1),
     "esm": dict(vocab_size=33, mask_token_id=32),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "nemotron": dict(num_key_value_heads=2),
@@ -112,22 +100,14 @@ def shrunk(config: Any, tokens: dict[int, int]) -> Any:
     kind = type(config)
     declared = {x.name: x.default for x in kind.__dataclass_fields__.values()}
     default, chosen = vars(kind()), {}
-    given = {
-        name: value
-        for name, value in vars(config).items()
-        if name in declared or name not in default
-    }
+    given = {x: y for x, y in vars(config).items() if x in declared or x not in default}
     types = given.get("layer_types") or given.get("layers_block_type") or ()
-    # One layer of each type.
-    kept = [types.index(x) for x in dict.fromkeys(types)]
-    kept = sorted(
-        kept + [i for i in range(len(types)) if i not in kept][: 2 - len(kept)]
-    )
+    # One layer of each type, and at least two.
+    kept = {x: i for i, x in reversed([*enumerate(types)])}.values()
+    kept = sorted([*kept] if len(kept) > 1 else range(len(types[:2])))
     for name, value in given.items():
-        is_list, is_part = isinstance(value, list | tuple), hasattr(value, "to_dict")
-        is_derived = declared.get(name) is None and not (
-            is_list or is_part or isinstance(value, dict)
-        )
+        is_list = isinstance(value, list | tuple)
+        is_whole = is_list or isinstance(value, dict) or hasattr(value, "to_dict")
         new = _value(name, value, tokens)
         if kept and is_list and len(value) == len(types):
             new = type(value)(value[i] for i in kept)
@@ -136,8 +116,9 @@ def shrunk(config: Any, tokens: dict[int, int]) -> Any:
         elif "key_value_heads" in name and isinstance(value, int):
             is_grouped = value not in (1, given.get("num_attention_heads"))
             new = HEADS // 2 if is_grouped else min(value, HEADS)
-        same = value == default.get(name)
-        if not same or (new is not value and not is_derived):
+        # A number that the class itself derives stays derived.
+        is_chosen = is_whole or declared.get(name) is not None
+        if value != default.get(name) or (new is not value and is_chosen):
             chosen[name] = new
     result = kind(**chosen | _EXCEPTIONS.get(kind.model_type, {}))
     if "head_dim" in declared and vars(result).get("head_dim", 0) is None:
@@ -159,10 +140,9 @@ def _value(name: str, value: Any, tokens: dict[int, int]) -> Any:
         return value if new == value else new
     if isinstance(value, bool) or not isinstance(value, int):
         return value
-    if _TOKEN.fullmatch(name) or (name.endswith("_id") and value > _HIGHEST):
-        if value <= _HIGHEST:
-            return value
-        return tokens.setdefault(value, VOCABULARY - 1 - len(tokens))
+    if _TOKEN.fullmatch(name):
+        is_low = value <= _HIGHEST
+        return value if is_low else tokens.setdefault(value, _SPECIAL - len(tokens))
     most = next((x for key, x in _SIZES.items() if re.fullmatch(key, name)), None)
     if most == HEADS and value < HEADS:
         return 2 ** (value.bit_length() - 1)  # divides the width
@@ -210,9 +190,8 @@ def make(kind: str) -> Any:
     torch.manual_seed(0)
     build = model_class(kind)
     has_axes = re.search("vl|glm4v|glm_|ocr|omni|talker", kind)
-    config = shrunk(
-        transformers.CONFIG_MAPPING[kind](), {"mrope": 0} if has_axes else {}
-    )
+    tokens = {"mrope": 0} if has_axes else {}
+    config = shrunk(transformers.CONFIG_MAPPING[kind](), tokens)
     config._attn_implementation = "eager"
     module = build(config).eval()
     with torch.no_grad():
@@ -224,91 +203,65 @@ def make(kind: str) -> Any:
 
 def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     """Makes arguments of models by name, each in several layouts."""
-    config, random = module.config, np.random.default_rng(0)
-    values = list(_values(config))
+    random, values = np.random.default_rng(0), list(_values(module.config))
 
-    def find(default: Any, *names: str) -> Any:
+    def find(default: int, *names: str) -> int:
         first = (x for name in names for key, x in values if key == name and x)
         found = next(first, default)
         return max(found) if isinstance(found, list | tuple) else found
 
     def normal(*shape: int) -> np.ndarray:
-        return random.normal(size=shape).astype(np.float32)
+        return random.normal(size=(B, *shape)).astype(np.float32)
 
-    def ids(count: int = T) -> np.ndarray:
-        return random.choice(plain, (B, count))
+    def each(shape: tuple[int, ...], *others: tuple[int, ...]) -> list[np.ndarray]:
+        return [normal(*x) for x in (shape, *others)]
 
-    special = {
-        x for key, x in values if key.endswith(("id", "index")) and isinstance(x, int)
-    }
-    rows = [
-        x
-        for key, x in values
-        if key.endswith("vocab_size")
-        and isinstance(x, int)
-        and x > 9
-        and "type" not in key
-    ]
-    plain = sorted({*range(_LOWEST, min(_HIGHEST, *rows, _HIGHEST))} - special)
+    numbers = [(key, x) for key, x in values if isinstance(x, int)]
+    special = {x for key, x in numbers if key.endswith(("id", "index"))}
+    rows = [x for key, x in numbers if key in ("vocab_size", "text_vocab_size") and x]
+    tokens = sorted({*range(_LOWEST, min(_HIGHEST, *rows, _HIGHEST))} - special)
     side = find(SIDE, "image_size", "input_size", "img_size")
     channels = find(3, "num_channels", "in_channels", "in_chans")
     patch, frames = find(8, "patch_size"), find(4, "num_frames", "frames_per_clip")
     tubes, width = find(1, "temporal_patch_size"), find(WIDTH, "hidden_size", "d_model")
     mels = find(16, "num_mel_bins", "input_feat_per_channel", "n_mels", "feature_size")
     sound = 2 * find(32, "max_source_positions")
-    grid, patches = np.array([[1, 4, 4]] * B), channels * tubes * patch**2
-    images = [
-        normal(B, channels, side, side),
-        normal(B, frames, channels, side, side),
-        normal(B * 16, patches),
-        normal(B * 16, channels, patch, patch),
-        normal(B, 16, patches),
-    ]
-    sounds = [
-        normal(B, mels, sound),
-        normal(B, sound, mels),
-        normal(B, SAMPLES),
-        normal(B, 1, SAMPLES),
-        normal(B, 1, sound, mels),
-    ]
+    grid, patches = np.array([[1, 4, 4]] * B), normal(16, channels * tubes * patch**2)
+    flat = normal(16, channels, patch, patch).reshape(B * 16, channels, patch, patch)
+    images = each((channels, side, side), (frames, channels, side, side))
+    images += [patches.reshape(B * 16, -1), flat, patches]
+    sounds = each((mels, sound), (sound, mels), (SAMPLES,), (1, SAMPLES))
+    sounds += each((1, sound, mels))
     corners = np.sort(random.integers(0, 60, (B, T, 2, 2)), 2).reshape(B, T, 4)
     return {
-        "input_ids": [ids()],
+        "input_ids": [random.choice(tokens, (B, T))],
         "pixel_values": images,
         "image_grid_thw": [grid],
         "input_features": sounds,
         "input_values": [*sounds[2:4], *sounds[:2], sounds[4]],
-        "decoder_input_ids": [ids(5)],
+        "decoder_input_ids": [random.choice(tokens, (B, 5))],
         "bbox": [corners],
+        "future_values": each((4,)),
+        "future_time_features": each((4, 1)),
         # The rest only where it has to be there.
         "grid_thw": [grid],
         "target_sizes": [grid[:, 1:]],
-        "merge_sizes": [np.full(B, 2)],
-        "hidden_states": [normal(B, T, width), *images[2:]],
-        "inputs_embeds": [normal(B, T, width)],
-        "encoder_hidden_states": [normal(B, 5, find(width, "encoder_hidden_size"))],
-        "query_embeds": [normal(B, 8, width)],
-        "qformer_input_ids": [ids()],
-        "pixel_attention_mask": [np.ones((B, 16), int)],
         "spatial_shapes": [grid[:, 1:]],
+        "merge_sizes": [np.full(B, 2)],
+        "hidden_states": [normal(T, width), *images[2:]],
+        "inputs_embeds": each((T, width)),
+        "encoder_hidden_states": each((5, find(width, "encoder_hidden_size"))),
+        "query_embeds": each((8, width)),
+        "qformer_input_ids": [random.choice(tokens, (B, T))],
+        "pixel_attention_mask": [np.ones((B, 16), int)],
         "attention_mask": [np.ones((B, T), int)],
         "input_features_mask": [np.ones((B, sound), int)],
-        "spectrogram": [sounds[1]],
-        "past_values": [normal(B, 7), normal(B, 64, channels), normal(B, 64)],
-        "past_time_features": [normal(B, 7, 1)],
-        "past_observed_mask": [np.ones((B, 7)), np.ones((B, 64, channels))],
-        "future_values": [normal(B, 4)],
-        "future_time_features": [normal(B, 4, 1)],
-        "past_values_padding": [np.zeros((B, 64))],
-        "states": [normal(B, T, 17)],
-        "actions": [normal(B, T, 4)],
-        "rewards": [normal(B, T, 1)],
-        "returns_to_go": [normal(B, T, 1)],
-        "timesteps": [ids() % 32],
-        "freq": [np.zeros((B, 1), int)],
-        "visual_feats": [normal(B, 5, find(WIDTH, "visual_feat_dim"))],
-        "visual_pos": [normal(B, 5, 4)],
-        "inputs": [normal(B, T, width)],
+        "past_values": each((7,), (64, channels), (64,)),
+        "past_time_features": each((7, 1)),
+        "past_observed_mask": [np.ones((B, 7), "f4"), np.ones((B, 64, channels), "f4")],
+        "visual_feats": each((5, find(WIDTH, "visual_feat_dim"))),
+        "visual_pos": each((5, 4)),
+        "inputs": each((T, width)),
     }
 
 
@@ -339,11 +292,10 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
         if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD
     ]
     main = np.atleast_1d(module.main_input_name).tolist()
-    usual = [x for x in [*table][:7] if x in known]
-    usual += [x for x in ("future_values", "future_time_features") if x in known]
+    usual = [x for x in [*table][:9] if x in known]
     choices = [usual, [*main, "decoder_input_ids"], main, ["input_ids"]]
     choices += [[*main, "encoder_hidden_states"], ["inputs_embeds"]]
-    first_error = LookupError(f"no inputs are known for {', '.join(known)}")
+    error = LookupError(f"no inputs are known for {', '.join(known)}")
     for layout in range(5):
         for names in choices:
             names = dict.fromkeys((*names, *required))
@@ -356,13 +308,12 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
                     run(module, given)
                     return given
                 except Exception as caught:
-                    if layout == 0 and isinstance(first_error, LookupError):
-                        first_error = caught
+                    error = caught if isinstance(error, LookupError) else error
                     features = re.search(r"features:? (\d+)", str(caught))
                     if not features or "input_ids" not in given:
                         break
                     given = _with_image(module, given, int(features[1]))
-    raise first_error
+    raise error
 
 
 def _with_image(module: Any, given: dict, count: int) -> dict[str, np.ndarray]:
@@ -381,13 +332,14 @@ def tried(kind: str) -> dict[str, Any]:
         warnings.simplefilter("ignore")
         try:
             module = make(kind)
-            record |= {"model": type(module).__name__, "parts": _parts(module)}
+            record["model"] = type(module).__name__
             given = inputs(module)
             record["inputs"] = {name: x.shape for name, x in given.items()}
         except (Exception, MemoryError) as error:
             return record | {"reason": _line(error)}
         try:
-            return record | dict(zip(("verdict", "reason"), _verdict(module, given)))
+            verdict, reason = _verdict(module, given)
+            return record | {"verdict": verdict, "reason": reason}
         except (Exception, MemoryError) as error:
             return record | {"verdict": "refused", "reason": _line(error)}
 
@@ -396,51 +348,36 @@ def _verdict(module: Any, given: dict[str, np.ndarray]) -> tuple[str, str]:
     import mha_haiku as mh
     from mha_haiku.interop.torch_modules import conversion
 
-    expected = conversion._first(run(module, given)).float().numpy()
-    subject = mh.wrap(module)
-    actual = np.asarray(subject.logits(given), np.float32)
-    if not _close(actual, expected):
+    subject, expected = mh.wrap(module), conversion._first(run(module, given))
+    if not _close(subject.logits(given), expected):
         return "wrong", "the output differs"
-    try:
-        maps = [np.asarray(x.weights()) for x in subject.maps(given)]
-    except ValueError as error:
-        if "names no site" not in str(error):
-            raise
-        maps = []
+    is_found = any(x.endswith("map") for x in subject.sites(given))
+    maps = [x.weights() for x in subject.maps(given)] if is_found else []
     theirs = _attentions(module, given)
-    missing = sum(not any(_close(y, x) for y in maps) for x in theirs)
-    if missing == len(theirs) > 0 and not maps:
+    if theirs and not maps:
         return "refused", "attention is not recognized"
-    if missing:
+    if missing := sum(not any(_close(y, x) for y in maps) for x in theirs):
         return "wrong", f"{missing} of {len(theirs)} maps of torch are none of ours"
     return ("right", f"{len(maps)} maps") if maps else ("no attention", "")
 
 
-def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[np.ndarray]:
+def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[Any]:
     """Lists the weights that torch returns; some models return scores or means."""
     try:
         output = run(module, given, output_attentions=True)
-        names = [name for name in output if name.endswith("attentions")]
+        arrays = [output[x] or () for x in output if x.endswith("attentions")]
     except Exception:
         return []  # it has no such option
-    arrays = [
-        x.float().numpy() for name in names for x in output[name] or () if x is not None
-    ]
-    return [x for x in arrays if x.ndim == 4 and np.allclose(x.sum(-1), 1, atol=1e-4)]
+    arrays = [x for group in arrays for x in group if x is not None and x.ndim == 4]
+    return [x for x in arrays if ((x.sum(-1) - 1).abs() < TOLERANCE).all()]
 
 
-def _close(actual: np.ndarray, expected: np.ndarray) -> bool:
+def _close(actual: Any, expected: Any) -> bool:
+    actual, expected = (np.asarray(x, np.float32) for x in (actual, expected))
     if actual.shape != expected.shape:
         return False
-    scale = max(np.abs(expected).max(initial=0), 1e-30)
-    return bool(np.abs(actual - expected).max(initial=0) <= TOLERANCE * scale)
-
-
-def _parts(module: Any) -> bool:
-    """Checks whether a part of the module is called attention."""
-    return any(
-        re.search("(?i)attention|attn", type(x).__name__) for x in module.modules()
-    )
+    largest = np.abs(expected).max(initial=0)
+    return bool(np.abs(actual - expected).max(initial=0) <= TOLERANCE * largest)
 
 
 def _line(error: BaseException) -> str:
@@ -458,69 +395,39 @@ def _work(pipe: Any, gigabytes: int) -> None:
 
     torch.set_num_threads(1)
     transformers.logging.set_verbosity_error()
-    while kind := pipe.recv():
-        pipe.send(tried(kind))
+    while True:
+        pipe.send(tried(pipe.recv()))
 
 
-class _Worker:
-    """A process that tries one type after another."""
+class _Process(threading.local):
+    """A thread's process, which tries one type after another."""
 
-    def __init__(self, gigabytes: int):
-        context = multiprocessing.get_context("spawn")
-        self.pipe, theirs = context.Pipe()
-        self.process = context.Process(
-            target=_work, args=(theirs, gigabytes), daemon=True
-        )
-        self.process.start()
-        theirs.close()
-        self.kind, self.end, self.count = "", math.inf, 0
+    process: Any = None
 
-    def start(self, kind: str, seconds: float) -> None:
-        self.kind, self.end = kind, time.monotonic() + seconds
+    def tried(self, kind: str, seconds: float, gigabytes: int) -> dict[str, Any]:
+        """Returns the record of a type; a process that fails is replaced."""
+        if self.process is None:
+            context = multiprocessing.get_context("spawn")
+            self.pipe, theirs = context.Pipe()
+            args = theirs, gigabytes
+            self.process = context.Process(target=_work, args=args, daemon=True)
+            self.process.start()
+            theirs.close()
+            self.count, seconds = 0, seconds + 60  # to import
         self.count += 1
-        self.pipe.send(kind)
-
-    def result(self) -> dict[str, Any] | None:
-        """Returns the record of the type, None while it is not there."""
-        reason = "the process ended, as out of memory"
+        record = {"type": kind, "verdict": "refused", "reason": "it takes too long"}
         try:
-            if self.pipe.poll():
-                return self.pipe.recv()
-            if time.monotonic() < self.end:
-                return None
-            reason = "it took too long"
+            self.pipe.send(kind)
+            if self.pipe.poll(seconds):
+                record = self.pipe.recv()
+                if self.count < _TYPES_OF_A_PROCESS:
+                    return record
         except (EOFError, OSError):
-            pass
-        self.stop()
-        return {"type": self.kind, "verdict": "refused", "reason": reason}
-
-    def stop(self) -> None:
+            record["reason"] = "the process ended, as out of memory"
         self.process.kill()
         self.process.join()
-        self.pipe.close()
-
-
-def records(kinds: list[str], workers: int, seconds: float, gigabytes: int):
-    """Lists the records of types, as processes come to them."""
-    waiting, busy = kinds[::-1], []
-    idle = []
-    while waiting or busy:
-        while waiting and len(busy) < workers:
-            worker = idle.pop() if idle else _Worker(gigabytes)
-            # The first type also pays for imports.
-            worker.start(waiting.pop(), seconds + (0 if worker.count else 60))
-            busy.append(worker)
-        connection.wait([worker.pipe for worker in busy], 1)
-        for worker in list(busy):
-            if record := worker.result():
-                busy.remove(worker)
-                yield record
-                if worker.process.is_alive() and worker.count < _TYPES_OF_A_PROCESS:
-                    idle.append(worker)
-                else:
-                    worker.stop()
-    for worker in idle:
-        worker.stop()
+        self.process = None
+        return record
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
@@ -528,7 +435,7 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     names = "transformers", "torch", "torchax", "jax"
     versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in names)
     groups = {x: [r for r in found.values() if r["verdict"] == x] for x in VERDICTS}
-    lines = ["# Model types of transformers under `mh.wrap`", "", *_TEXT, ""]
+    lines = ["# Model types of transformers under `mh.wrap`", "", _TEXT, ""]
     lines += [f"With {versions}:", "", "| verdict | types |", "|---|---|"]
     lines += [f"| {x} | {len(group)} |" for x, group in groups.items()]
     for verdict, group in groups.items():
@@ -578,10 +485,15 @@ def main(
         lines = map(json.loads, path.read_text().splitlines())
         found = {record["type"]: record for record in lines}
     missing = [kind for kind in kinds if kind not in found]
-    with tqdm.tqdm(total=len(missing), unit="type") as bar:
-        for record in records(missing, workers, seconds, gigabytes):
+    process = _Process()
+    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+        waiting = [
+            pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing
+        ]
+        done = concurrent.futures.as_completed(waiting)
+        for each in (bar := tqdm.tqdm(done, total=len(missing), unit="type")):
+            record = each.result()
             found[record["type"]] = record
-            bar.update()
             if types or record["verdict"] == "wrong":
                 bar.write("{type}: {verdict}  {reason}".format(**record), sys.stdout)
             if results:
