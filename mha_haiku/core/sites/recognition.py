@@ -216,7 +216,7 @@ class _AttentionSearch:
         masks = {x.key for x in masked if x and x.name == "select_n"}
         groups = self.groups(steps, mixing, scores)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
-        if not set(groups.queries) <= only:
+        if not set(self.of(groups.queries)) <= only:
             return None
         sites = self.sites(steps, softmax, scores, masks, mixing, groups)
         return _Attention(end, scores.product, sites, groups.is_assumed)
@@ -246,18 +246,12 @@ class _AttentionSearch:
     def groups(
         self, steps: list[Any], mixing: axis_groups.Mixing, scores: _Scores
     ) -> axis_groups.Groups:
-        of_query = axis_groups.made_with_size(self.axes, scores.query)
-        of_query = of_query or axis_groups.made_with_size(self.axes, scores.key)
-        groups = axis_groups.groups(self.axes, mixing, of_query)
-        # `weights @ values` drops batch axes of size 1 from the weights, from the left.
-        dropped = [
-            tuple(step.value.maker.params["dimensions"])
-            for step in steps
-            if step.value.maker.name == "squeeze"
-        ]
-        count = sum(len(axes) for axes in dropped if axes == tuple(range(len(axes))))
-        count -= count > 1 and not groups.heads  # the last is the axis of one head
-        return groups._replace(batch=[()] * count + groups.batch)
+        sources = scores.query, scores.key, mixing.values
+        found = (axis_groups.made_with_size(self.axes, x) for x in sources)
+        heads = next(filter(None, found), ())
+        # `weights @ values` drops batch axes of size 1 from the weights.
+        whole = max(steps, key=lambda step: len(step.axes))
+        return axis_groups.groups(self.axes, mixing, whole, heads)
 
     # --- Queries and keys
 
@@ -460,14 +454,9 @@ class _AttentionSearch:
         if reached["weights"].value.size <= regions.LIMIT:
             return None
         layouts = {name: known[name] for name in reached}
-        cuts = [x.of_rows(1) for x in layouts.values()]
-        if None in cuts:
+        if any(x.rows is None for x in layouts.values()):
             return None
-        values = [
-            (x.value, cut[0])
-            for x, cut in zip(reached.values(), cuts, strict=True)
-            if cut
-        ]
+        values = [(reached[name].value, x.rows[0]) for name, x in layouts.items()]
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
         return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None
