@@ -69,6 +69,8 @@ def convert(module: Any) -> TorchModule:
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main = getattr(module, "main_input_name", None) or first or _TOKENS
+    if main not in known and first is not None:
+        main = first  # the default of transformers, which is no argument of this one
     _name_parts(module)
     params, run = _as_function(module, torch_environment)
 
