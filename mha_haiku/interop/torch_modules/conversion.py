@@ -13,15 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.interop.torch_modules import environment, module_facts
+from mha_haiku.interop.torch_modules import (
+    attention_function,
+    environment,
+    module_facts,
+)
 
-# Methods of a model of transformers that choose what can be traced.
-OPTIONS = {
-    "set_attn_implementation": "eager",
-    # The default takes grouped products, which torchax lacks, or sizes that depend on
-    # the data.
-    "set_experts_implementation": "batched_mm",
-}
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
@@ -67,9 +64,7 @@ def convert(module: Any) -> TorchModule:
     """
     torch_environment = environment.environment()
     module = _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
-    for method, option in OPTIONS.items():
-        if hasattr(module, method):
-            getattr(module, method)(option)
+    attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
@@ -184,7 +179,7 @@ def _as_function(
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
     def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
-        with torch_environment.running():
+        with torch_environment.running(), attention_function.replaced():
             args, given = jax.tree.map(_whole, (args, given))
             args, given = torch_environment.j2t_iso((args, given))
             every = {name: x.clone() for name, x in fixed.items()}

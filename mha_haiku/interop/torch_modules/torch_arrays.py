@@ -6,12 +6,16 @@ Imports torch and torchax: `environment.environment` imports it where they are n
 import contextlib
 import dataclasses
 import functools
+import itertools
+import math
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import torchax.tensor  # pyright: ignore[reportMissingImports]
 from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
@@ -28,8 +32,13 @@ from torchax.ops import (  # pyright: ignore[reportMissingImports]
 from mha_haiku.core.attention import implementations, scores
 from mha_haiku.core.masks import relative
 
+_CHECK = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+_MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
 _DEVICE = "privateuseone"  # as torch calls devices that it does not know
 _WIDE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
+# With others, all that is computed has 32 bits; indices become integers of 64.
+_LONG = {*_WIDE, torch.int64, torch.int32, torch.uint32, torch.uint64}
+_RANDOM = torch.rand, torch.randn, torch.randint  # of 32 bits by the lowering of JAX
 # Views that are no choice of elements: the view, and its base after a write.
 _CONVERSIONS = {
     "detach": (jax.lax.stop_gradient, lambda base, value: value),
@@ -163,8 +172,8 @@ class Tensor(torchax.tensor.Tensor):
     detach = torch.Tensor.detach
 
     def __setitem__(self, key: Any, value: Any) -> None:
-        parts = key if isinstance(key, tuple) else (key,)
-        if any(_is_number(part) for part in parts):  # which torch would read
+        key = _key(key)
+        if any(_is_number(part) for part in key):  # which torch would read
             key, value = self._env.t2j_iso((key, value))
             self._elem = self._elem.at[key].set(value)
         else:
@@ -242,6 +251,8 @@ class Environment(torchax.tensor.Environment):
             ([torch.nn.functional.scaled_dot_product_attention], self._attend),
             ([torch.ops.aten.copy.default], self._copy),
             (_overloads(torch.ops.aten.pow), self._pow),
+            ([torch.ops.aten.argmax.default], self._argmax),
+            ([torch.ops.aten.argmin.default], self._argmin),
             ([torch.ops.aten.normal_functional.default], _normal),
             (_overloads(torch.ops.aten.random), _random),
             ([torch.ops.aten._is_all_true.default], torch.all),
@@ -261,13 +272,24 @@ class Environment(torchax.tensor.Environment):
         state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
         key = jax.random.key(seed)
         sys.modules[device] = torch.privateuseone = torchax.device_module
+        validates = torch.distributions.Distribution._validate_args
+        check, apply = os.environ.get(_CHECK), torch.autograd.Function.__dict__["apply"]
         torch.default_generator.manual_seed(seed)
         torch.backends.mha.set_fastpath_enabled(False)  # which torchax lacks
+        # Checks of values, which are not there yet.
+        torch.distributions.Distribution.set_default_validate_args(False)
+        os.environ[_CHECK] = "1"
+        torch.autograd.Function.apply = classmethod(
+            functools.partial(_apply, self, apply)
+        )
         try:
             with torch.inference_mode(False), torch.enable_grad():
                 with self.override_property(prng=key), self:
                     yield
         finally:
+            torch.autograd.Function.apply = apply
+            os.environ.pop(_CHECK) if check is None else None
+            torch.distributions.Distribution.set_default_validate_args(validates)
             torch.set_rng_state(state)
             torch.backends.mha.set_fastpath_enabled(fast)
             del sys.modules[device], torch.privateuseone
@@ -290,6 +312,18 @@ class Environment(torchax.tensor.Environment):
         )  # torchax computes these as floats
         function = jnp.power if are_integers else jaten._aten_pow
         return self.call(function, base, exponent)
+
+    def _argmax(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        def index(x: jax.Array) -> jax.Array:
+            if jnp.issubdtype(x.dtype, jnp.integer):  # JAX lowers it for 32 bits alone
+                x = (x == x.max(dim, keepdims=True)).astype(jnp.int8)
+            with jax.enable_x64(False):
+                return jnp.argmax(x, dim, keepdims=keepdim)
+
+        return self.call(index, x).long()
+
+    def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
+        return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
 
     def _copy(self, input: Any, source: Any, non_blocking: bool = False) -> Any:
         def copied(base: jax.Array, value: Any) -> jax.Array:
@@ -369,7 +403,13 @@ class Environment(torchax.tensor.Environment):
             if isinstance(x, torch.Tensor)
         ]
         # What torchax adds to a path ends there: it is no module.
-        with jax.named_scope("torch::"), jax.enable_x64(True):
+        kinds = {x.dtype for x in tensors}
+        kinds |= {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}
+        is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        is_random = is_random or func in _RANDOM
+        is_wide = not is_random and not (tensors and kinds.isdisjoint(_LONG))
+        folded = _folded(func, (args, kwargs))
+        with jax.named_scope("torch::"), jax.enable_x64(is_wide), folded:
             if schema is not None and any(is_here(x) for x in tensors):
                 alias = schema.returns[0].alias_info if schema.returns else None
                 if schema.is_mutable:
@@ -379,14 +419,9 @@ class Environment(torchax.tensor.Environment):
             result = self._run(func, types, args, kwargs)
             if any(result is x for x in tensors):
                 return result
-            has_wide = any(x.dtype in _WIDE for x in tensors) or any(
-                x in _WIDE
-                for x in (*args, *kwargs.values())
-                if isinstance(x, torch.dtype)
-            )
             return _pytree.tree_map_only(
                 torchax.tensor.Tensor,
-                lambda x: self._result(x, tensors, has_wide),
+                lambda x: self._result(x, tensors, kinds, is_wide),
                 result,
             )
 
@@ -401,13 +436,20 @@ class Environment(torchax.tensor.Environment):
             with self._dispatch_mode:
                 return self._run_here(other, *args, **kwargs)
 
-    def _result(self, x: Any, tensors: Sequence[Any], has_wide: bool) -> Any:
+    def _result(
+        self, x: Any, tensors: Sequence[Any], kinds: set[Any], is_wide: bool
+    ) -> Any:
         """Makes what torchax computed a tensor of ours, with the dtype of torch."""
         if any(x is tensor for tensor in tensors):
             return x
-        array = x._elem
-        if x.dtype in _WIDE and not has_wide:
-            array = array.astype(mappings.t2j_dtype(_WIDE[x.dtype]))
+        array, dtype = x._elem, x.dtype
+        if dtype in _WIDE and kinds.isdisjoint(_WIDE):
+            dtype = _WIDE[dtype]
+        elif dtype is torch.int32 and not is_wide and dtype not in kinds:
+            dtype = torch.int64  # of indices
+        if dtype is not x.dtype:
+            with jax.enable_x64(True):
+                array = array.astype(mappings.t2j_dtype(dtype))
         if not torch.is_grad_enabled():
             array = jax.lax.stop_gradient(array)
         unchanged = isinstance(x, Tensor) and array is x._elem
@@ -539,6 +581,88 @@ class Environment(torchax.tensor.Environment):
         return function(*args, **kwargs)
 
 
+class _Context:
+    """What a `torch.autograd.Function` keeps from its forward to its backward pass."""
+
+    saved_tensors: tuple = ()
+
+    def save_for_backward(self, *tensors: Any) -> None:
+        self.saved_tensors = tensors
+
+    def mark_non_differentiable(self, *_: Any) -> None: ...
+
+    save_for_forward = mark_dirty = set_materialize_grads = mark_non_differentiable
+
+
+def _apply(env: Environment, apply: Any, kind: Any, *args: Any) -> Any:
+    """Runs a `torch.autograd.Function` with its own backward pass."""
+    places = [i for i, x in enumerate(args) if is_here(x) and x.is_floating_point()]
+    if not places:
+        return apply.__get__(None, kind)(*args)
+    context = _Context()
+    context.needs_input_grad = tuple(i in places for i in range(len(args)))
+    with torch.no_grad():
+        if "setup_context" in vars(kind):
+            results = kind.forward(*args)
+            kind.setup_context(context, args, results)
+        else:
+            results = kind.forward(context, *args)
+    if not torch.is_grad_enabled():
+        return results
+
+    @jax.custom_vjp
+    def attached(values: Any, inputs: Any, kept: Any) -> Any:
+        return values
+
+    def forward(values: Any, inputs: Any, kept: Any) -> Any:
+        return values, (values, inputs, kept)
+
+    def backward(residuals: Any, slopes: Any) -> Any:
+        values, inputs, kept = residuals
+        vars(context).update(_filled(env, fields, kept))
+        with env.running():
+            grads = kind.backward(context, *env.j2t_iso(list(slopes)))
+        grads = grads if isinstance(grads, tuple) else (grads,)
+        grads = [None if grads[i] is None else env.t2j_iso(grads[i]) for i in places]
+        pairs = zip(grads, inputs, strict=True)
+        grads = [jnp.zeros_like(x) if g is None else g for g, x in pairs]
+        return None, grads, None
+
+    attached.defvjp(forward, backward)
+    many = isinstance(results, tuple)
+    fields = dict(vars(context))
+    kept = [x._elem for x in _pytree.tree_leaves(fields) if is_here(x)]
+    values = env.t2j_iso(list(results) if many else [results])
+    inputs = [args[i]._elem for i in places]
+    values = env.j2t_iso(attached(values, inputs, kept))
+    return tuple(values) if many else values[0]
+
+
+def _filled(env: Environment, fields: Any, arrays: Any) -> Any:
+    """Replaces tensors of JAX, in their order."""
+    arrays = iter(arrays)
+    return _pytree.tree_map(
+        lambda x: env.j2t_iso(next(arrays)) if is_here(x) else x, fields
+    )
+
+
+def _folded(func: Any, arguments: Any) -> contextlib.AbstractContextManager:
+    # Positions stay numbers where they depend on no input, so that models can tell a
+    # text from packed ones, which have several first positions.
+    leaves = _pytree.tree_leaves(arguments)
+    tensors = [x for x in leaves if is_here(x)]
+    shapes = [x.shape[::-1] for x in tensors]
+    sizes = [max(x) for x in itertools.zip_longest(*shapes, fillvalue=1)]
+    is_constant = bool(tensors) and not any(
+        isinstance(x.jax(), jax.core.Tracer) for x in tensors
+    )
+    if func in (torch.arange, torch.ones, torch.zeros):
+        is_constant, sizes = True, [x for x in leaves if isinstance(x, int) and x]
+    if is_constant and math.prod(sizes) <= _MOST_FOLDED:
+        return jax.ensure_compile_time_eval()
+    return contextlib.nullcontext()
+
+
 def is_here(x: Any) -> bool:
     """Checks whether a tensor is an array of JAX."""
     return isinstance(x, torchax.tensor.Tensor)
@@ -571,16 +695,20 @@ def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any) -> Any:
     return torch.as_tensor(data, dtype=dtype or of.dtype)
 
 
+def _key(key: Any) -> tuple:
+    """Makes an index a tuple, and its lists tensors, which torch leaves empty."""
+    parts = key if isinstance(key, tuple) else (key,)
+    kind = (list, range, np.ndarray)
+    return tuple(torch.as_tensor(x) if isinstance(x, kind) else x for x in parts)
+
+
 def _item(x: Any, key: Any) -> Any:
     """Indexes; a single integer that is a tensor of JAX is not read."""
-    parts = key if isinstance(key, tuple) else (key,)
-    if not any(_is_number(part) for part in parts):
+    key = _key(key)
+    numbers = [i for i, part in enumerate(key) if _is_number(part)]
+    if not numbers:
         return torch.Tensor.__getitem__(x, key)
-    rows = [part.reshape(1) if _is_number(part) else part for part in parts]
-    env = next(part._env for part in parts if _is_number(part))
-    found = env.call(lambda x, *rows: x[rows], x, *rows)
-    lone = [i for i, part in enumerate(parts) if _is_number(part)]
-    return found.squeeze(lone[0]) if len(lone) == 1 else found
+    return key[numbers[0]]._env.call(lambda x, *parts: x[parts], x, *key)
 
 
 def _choices(
