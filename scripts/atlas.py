@@ -79,11 +79,16 @@ _ONE, _THREE = (
     dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
     for x in (["stage4"], ["stage2", "stage3", "stage4"])
 )
+_SWIN = dict(image_size=2 * SIDE, window_size=2)
 _SERIES = dict(prediction_length=4, lags_sequence=[1, 2, 3], num_time_features=1)
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys("conditional_detr dab-detr detr table-transformer".split(), _ONE),
     "deformable_detr": _THREE,
     **dict.fromkeys("autoformer informer time_series_transformer".split(), _SERIES),
+    **dict.fromkeys("swin donut-swin maskformer-swin swinv2".split(), _SWIN),
+    "layoutlmv3": dict(coordinate_size=10, shape_size=12),
+    "lilt": dict(hidden_size=96),
+    "mask2former": dict(feature_size=WIDTH, mask_feature_size=WIDTH),
     "deepseek_v2": dict(num_experts_per_tok=2),
     "dots1": dict(n_routed_experts=4, num_experts_per_tok=2, n_shared_experts=1),
     "esm": dict(vocab_size=33, mask_token_id=32),
@@ -243,6 +248,8 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "bbox": [corners],
         "future_values": each((4,)),
         "future_time_features": each((4, 1)),
+        "visual_feats": each((5, find(WIDTH, "visual_feat_dim"))),
+        "visual_pos": each((5, 4)),
         # The rest only where it has to be there.
         "grid_thw": [grid],
         "target_sizes": [grid[:, 1:]],
@@ -259,8 +266,6 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "past_values": each((7,), (64, channels), (64,)),
         "past_time_features": each((7, 1)),
         "past_observed_mask": [np.ones((B, 7), "f4"), np.ones((B, 64, channels), "f4")],
-        "visual_feats": each((5, find(WIDTH, "visual_feat_dim"))),
-        "visual_pos": each((5, 4)),
         "inputs": each((T, width)),
     }
 
@@ -292,7 +297,7 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
         if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD
     ]
     main = np.atleast_1d(module.main_input_name).tolist()
-    usual = [x for x in [*table][:9] if x in known]
+    usual = [x for x in [*table][:11] if x in known]
     choices = [usual, [*main, "decoder_input_ids"], main, ["input_ids"]]
     choices += [[*main, "encoder_hidden_states"], ["inputs_embeds"]]
     error = LookupError(f"no inputs are known for {', '.join(known)}")
@@ -440,9 +445,14 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     lines += [f"| {x} | {len(group)} |" for x, group in groups.items()]
     for verdict, group in groups.items():
         lines += ["", f"## {verdict.capitalize()}", ""]
-        if verdict in VERDICTS[:2]:
-            names = ", ".join(sorted(r["type"] for r in group))
-            lines += textwrap.wrap(names, 110, break_on_hyphens=False) or ["None."]
+        if verdict in VERDICTS[:2]:  # by inputs
+            of_inputs = collections.defaultdict(list)
+            for r in group:
+                of_inputs[", ".join(r["inputs"])].append(r["type"])
+            for names, kinds in sorted(of_inputs.items(), key=lambda x: -len(x[1])):
+                text = f"- {names}: {', '.join(sorted(kinds))}"
+                lines += textwrap.wrap(text, 110, break_on_hyphens=False)
+            lines += [] if group else ["None."]
             continue
         by_reason = collections.defaultdict(list)
         for r in group:
