@@ -136,7 +136,7 @@ class Heads(Result):
     Example:
       >>> found = mh.heads.roles(model, params, batches)
       >>> found["role"].names.tolist()
-      [['previous_token', 'mixed'], ['induction', 'mixed']]
+      [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
       >>> found["offset"].mean[:, 0]  # of head 0 of each layer
       array([1., 3.])
     """
@@ -189,7 +189,8 @@ class Heads(Result):
         return dataclasses.replace(self, layers=layers)
 
     def __repr__(self) -> str:
-        said = [f"{len(self.layers)} layers"]
+        count = len(self.layers)
+        said = [f"{count} layer{'s' * (count != 1)}"]
         said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
@@ -203,9 +204,12 @@ class Heads(Result):
         if not column.mean.size or np.isnan(column.mean).all():
             return name
         place = np.unravel_index(np.nanargmax(column.mean), column.mean.shape)
+        unit = f"{column.unit and ' '}{column.unit}"
+        if np.sum(~np.isnan(column.mean)) == 1:
+            return f"{name} {column.mean[place]:.3g}{unit}"
         return (
             f"{name} from {np.nanmin(column.mean):.3g} to {column.mean[place]:.3g}"
-            f"{column.unit and ' '}{column.unit}, the largest of {self.name_of(*place)}"
+            f"{unit}, the largest of {self.name_of(*place)}"
         )
 
     def __getitem__(self, name: str) -> Column:
@@ -343,7 +347,7 @@ class Heads(Result):
         by = by or next(iter(ranked), "layer")
         table = self.table(by).text(count=count)
         parts = [table, "\n".join([self.legend(), *self.notes])]
-        if len(ranked) > 1:
+        if len(ranked) > 1 and np.sum(~np.isnan(self.first.mean)) > 1:
             columns = [tables.Column("agreement")]
             columns += [tables.Column(name, "", "{:.2f}") for name in ranked]
             rows = [

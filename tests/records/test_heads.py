@@ -13,7 +13,12 @@ N, L, H = 5, 2, 3
 def _heads(**more):
     per_example = np.random.default_rng(0).normal(size=(N, L, H))
     per_example[:, 1, 2] = np.nan
-    names = np.array([["induction", "mixed", "mixed"], ["mixed", "induction", ""]])
+    names = np.array(
+        [
+            ["induction", "no_clear_role", "no_clear_role"],
+            ["no_clear_role", "induction", ""],
+        ]
+    )
     columns = {
         "ablation": Column.of_examples(per_example, "nats", "rise of the loss"),
         "role": Column(np.full((L, H), 0.5), "score", "what decides", names=names),
@@ -47,7 +52,10 @@ def test_a_line_says_what_there_is():
     place = np.unravel_index(np.nanargmax(found.mean), (L, H))
     said = repr(found)
     assert said.startswith("Heads('of a model': 2 layers; ablation from ")
-    assert f"nats, the largest of {found.name_of(*place)}; role: 3 mixed, 2" in said
+    assert (
+        f"nats, the largest of {found.name_of(*place)}; role: 3 no_clear_role, 2"
+        in said
+    )
     assert said.endswith("also other)")
 
 
@@ -89,7 +97,13 @@ def test_text_has_a_row_per_head_that_there_is():
     lines = _heads().text(by="layer").splitlines()
     assert lines[0].split()[:4] == ["layer", "head", "role", "ablation"]
     rows = [line.split()[:3] for line in lines if "±" in line]
-    names = ["induction", "mixed", "mixed", "mixed", "induction"]
+    names = [
+        "induction",
+        "no_clear_role",
+        "no_clear_role",
+        "no_clear_role",
+        "induction",
+    ]
     places = ["0 0", "0 1", "0 2", "4 1", "4 5"]
     wanted = [[*x.split(), y] for x, y in zip(places, names, strict=True)]
     assert rows == wanted
@@ -116,3 +130,10 @@ def test_one_number_of_each_head_shows_itself():
     assert "Importance of heads, 5 examples" in found._repr_html_()
     assert "Importance of heads, 5 examples" in mh.show(found).html
     assert mh.plot(found).get_suptitle().startswith("Importance of heads")
+
+
+def test_a_single_head_has_a_number_and_no_range_or_rank_correlation():
+    number = Column(np.array([[5.09]]), "nats", "a number", ranks=np.ones((1, 1, 2)))
+    found = Heads.of("One head", {"a": number, "b": number})
+    assert repr(found) == "Heads('One head': 1 layer; a 5.09 nats; b 5.09 nats)"
+    assert "agreement" not in found.text()
