@@ -150,7 +150,7 @@ def test_functions_without_a_kind_are_masks_of_rectangles():
 
     def mask_of(ids):
         nonlocal tensor
-        with env:
+        with env.running():
             tensor = env.j2t_iso(ids)
             chunks = masking_utils.chunked_causal_mask_function(3, tensor.new_zeros(B))
             both = masking_utils.or_masks(chunks, same)

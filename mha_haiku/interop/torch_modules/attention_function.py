@@ -284,7 +284,8 @@ class _OfIndices(masks.Mask):
         for axis in (3, 2, *[0] * jnp.ndim(self.example)):
             tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
         at = tiles.as_array(rows), tiles.as_array(columns)
-        (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
+        with jax.enable_x64(True):  # as the program was traced
+            (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
         return tile[..., None, :, :]
 
     def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
