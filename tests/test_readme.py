@@ -63,8 +63,8 @@ KINDS = [
         r"scripts/benchmarks/(training|attention)\.py",
         left_out="tests/scripts/benchmarks/test_quick_runs.py",
     ),
-    Kind(r"scripts/benchmarks/(decoding|lab)\.py", left_out="needs .[bench,parity]"),
     Kind(r"scripts/benchmarks/long_context\.py", left_out="needs .[bench,parity]"),
+    Kind(r"scripts/atlas\.py", left_out="tests/scripts/test_atlas.py"),
     Kind(r"scripts/notebooks\.py", left_out="tests/experiments/test_notebooks.py"),
     Kind(r"scripts/benchmarks/pretrained\.py", left_out="needs .[bench,models,parity]"),
     Kind(

@@ -85,6 +85,8 @@ def convert(module: Any) -> TorchModule:
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main = getattr(module, "main_input_name", None) or first or _TOKENS
+    if main not in known and first is not None:
+        main = first  # the default of transformers, which is no argument of this one
     _name_parts(module)
     params, function = _as_function(module, torch_environment)
 
@@ -203,19 +205,39 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
+    # Integers of 64 bits are constants of the program, which no parameter holds.
+    fixed = {name: x for name, x in tensors.items() if x.dtype == torch.int64}
+    arrays = {name: x for name, x in tensors.items() if name not in fixed}
+
     def run(
         params: Mapping[str, jax.Array],
         args: tuple,
         given: dict[str, Any],
         read: Callable[[Any], Any],
     ):
-        with torch_environment, attention_function.replaced():
-            found = torch.func.functional_call(
-                module, *torch_environment.j2t_iso((dict(params), args, given))
-            )
-        return torch_environment.t2j_iso(read(found))
+        with torch_environment.running(), attention_function.replaced():
+            args, given = jax.tree.map(_whole, (args, given))
+            args, given = torch_environment.j2t_iso((args, given))
+            every = {name: x.clone() for name, x in fixed.items()}
+            every |= torch_environment.j2t_iso(dict(params))
+            found = torch.func.functional_call(module, every, args, given)
+            found = torch_environment.t2j_iso(read(found))
+        return jax.tree.map(_narrow, found)
 
-    return torch_environment.t2j_copy(tensors), run
+    return torch_environment.t2j_copy(arrays), run
+
+
+def _whole(x: Any) -> Any:
+    """Gives integers of 32 bits the 64 that those of torch have."""
+    if getattr(x, "dtype", None) != np.int32:
+        return x
+    with jax.enable_x64(True):
+        return jnp.asarray(x, np.int64)
+
+
+def _narrow(x: jax.Array) -> jax.Array:
+    """Gives numbers of 64 bits the 32 that they have in JAX by default."""
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _name_parts(module: Any) -> None:
