@@ -52,7 +52,7 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
         batch, is_one = _batch(codec, given)
     model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
-    return batch, is_one
+    return codec.bound(batch), is_one
 
 
 def batches(

@@ -5,6 +5,7 @@ in any JAX function.
 """
 
 from mha_haiku.interop.torch_modules.conversion import TorchModule, convert, is_module
+from mha_haiku.interop.torch_modules.host_values import ReadsInputsError, bound
 from mha_haiku.interop.torch_modules.pretrained import load
 
-__all__ = ["TorchModule", "convert", "is_module", "load"]
+__all__ = ["TorchModule", "ReadsInputsError", "bound", "convert", "is_module", "load"]

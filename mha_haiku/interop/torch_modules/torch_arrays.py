@@ -179,13 +179,17 @@ class Tensor(torchax.tensor.Tensor):
         else:
             torch.Tensor.__setitem__(self, key, value)
 
+    def detach_(self) -> Any:
+        self.memory = self.detach().memory
+        return self
+
     @property
     def device(self) -> torch.device:
         return torch.device(_DEVICE, 0)
 
     @property
     def data(self) -> Any:
-        return torch.ops.aten.detach(self)
+        return self.detach()
 
     @data.setter
     def data(self, other: Any) -> None:
@@ -216,6 +220,8 @@ class FunctionMode(torchax.tensor.XLAFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if isinstance(func, torch._ops.OpOverloadPacket):
+            return func(*args, **(kwargs or {}))
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
@@ -230,6 +236,8 @@ class Environment(torchax.tensor.Environment):
 
     Integers have 64 bits where torch has them; floats do only where a module asks.
     """
+
+    missing = torchax.tensor.OperatorNotFound
 
     def __init__(self):
         super().__init__()
@@ -392,7 +400,7 @@ class Environment(torchax.tensor.Environment):
         def move(x: Any) -> Any:
             return x if is_here(x) or not x.ndim else Tensor(self.t2j_copy(x), self)
 
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return _pytree.tree_map_only(torch.Tensor, move, tree)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
