@@ -92,11 +92,9 @@ def links(equation: Equation, position: int, output: Value) -> list[int | None] 
     shape, size = equation.inputs[position].shape, len(output.shape)
     none: list[int | None] = [None] * size
     if name == "dot_general":
-        contracted, shared = params["dimension_numbers"]
-        result: list[int | None] = list(shared[position])
+        result: list[int | None] = list(equation.shared(position))
         for side in (0, 1):
-            gone = {*contracted[side], *shared[side]}
-            free = [i for i in range(len(equation.inputs[side].shape)) if i not in gone]
+            free = equation.free(side)
             result += free if side == position else [None] * len(free)
         return result
     if name == "transpose":
@@ -188,12 +186,8 @@ def _gathered(
     ]
     for axis, i in zip(numbers.offset_dims, kept, strict=True):
         whole = equation.params["slice_sizes"][i] == equation.inputs[0].shape[i]
-        of_operand[axis] = i if whole and not _starts_at(numbers, i) else None
+        of_operand[axis] = i if whole and i not in numbers.start_index_map else None
     return of_operand
-
-
-def _starts_at(numbers: Any, axis: int) -> bool:
-    return axis in numbers.start_index_map
 
 
 def _scattered(equation: Equation, position: int, output: Value) -> list[int | None]:
@@ -214,8 +208,9 @@ def _scattered(equation: Equation, position: int, output: Value) -> list[int | N
     gone = {*numbers.inserted_window_dims, *numbers.operand_batching_dims}
     windowed = [i for i in range(size) if i not in gone]
     for i, j in zip(windowed, numbers.update_window_dims, strict=True):
-        is_whole = updates[j] == output.shape[i]
-        of_updates[i] = j if is_whole and not _is_placed(numbers, i) else None
+        is_placed = i in numbers.scatter_dims_to_operand_dims
+        is_whole = updates[j] == output.shape[i] and not is_placed
+        of_updates[i] = j if is_whole else None
     return of_updates
 
 
@@ -223,10 +218,6 @@ def _scattered_axes(equation: Equation) -> list[int]:
     """Lists the axes of a scatter's updates that are axes of the indices."""
     window = equation.params["dimension_numbers"].update_window_dims
     return [i for i in range(len(equation.inputs[2].shape)) if i not in window]
-
-
-def _is_placed(numbers: Any, axis: int) -> bool:
-    return axis in numbers.scatter_dims_to_operand_dims
 
 
 def keeps_rows(equation: Equation, output: Value, axis: int) -> bool:
@@ -248,7 +239,7 @@ def sums(equation: Equation, position: int, axis: int) -> bool:
     """Checks whether an equation sums over an input's axis, or finds the largest."""
     params, name = equation.params, equation.name
     if name == "dot_general":
-        return axis in params["dimension_numbers"][0][position]
+        return axis in equation.contracted(position)
     if name == "scatter-add":
         return position == 2 and axis in _scattered_axes(equation)
     return name in _REDUCTIONS and axis in params["axes"]
@@ -264,9 +255,8 @@ def summed_axes(equation: Equation, position: int, axis: int) -> list[int | None
     axes: list[int | None] = [None] * len(equation.inputs)
     axes[position] = axis
     if equation.name == "dot_general":
-        contracted, _ = equation.params["dimension_numbers"]
-        place = contracted[position].index(axis)
-        axes[1 - position] = contracted[1 - position][place]
+        place = equation.contracted(position).index(axis)
+        axes[1 - position] = equation.contracted(1 - position)[place]
     if equation.name == "scatter-add":
         axes[1] = _scattered_axes(equation).index(axis)
     return axes
@@ -285,13 +275,9 @@ def neutral(equation: Equation, dtype: Any) -> Any:
     return np.zeros((), dtype)
 
 
-def for_rows(
-    equation: Equation, values: list, axis: int | None, positions: jax.Array
-) -> list:
+def for_rows(equation: Equation, values: list, axis: int, positions: jax.Array) -> list:
     """Computes the outputs for some rows, their positions along an axis of theirs."""
     params, name, rows = equation.params, equation.name, len(positions)
-    if axis is None:
-        return outputs(equation, values)
     shape = list(equation.outputs[0].shape)
     shape[axis] = rows
     if name == "broadcast_in_dim":

@@ -202,11 +202,9 @@ class _AttentionSearch:
         if end is None or (calls and calls[:1] == end.calls[:1]):
             return None
 
-        mixing = self.mixing(weights)
-        free = [weights.axes[i] for i in mixing.free]
-        goal = functools.partial(
-            self.scores, mixing.values.value, softmax.is_sigmoid, free
-        )
+        read, heads = self.mixed(weights)
+        free = [weights.axes[i] for i in product.free(side)]
+        goal = functools.partial(self.scores, values, softmax.is_sigmoid, free)
         walk = self.axes.walk(softmax.scores, Equation.made, goal)
         if walk is None:
             return None
@@ -214,14 +212,19 @@ class _AttentionSearch:
         scores = scores._replace(steps=to_scores)
         masked = softmaxes.changes(self.axes, to_scores)
         masks = {x.key for x in masked if x and x.name == "select_n"}
-        groups = self.groups(steps, mixing, scores)
+        sources = scores.query, scores.key, read
+        made = (axis_groups.made_with_size(self.axes, x) for x in sources)
+        # `weights @ values` drops batch axes of size 1 from the weights.
+        whole = max(steps, key=lambda step: len(step.axes))
+        of_heads = next(filter(None, made), ())
+        groups = axis_groups.groups(self.axes, whole, free, of_heads)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
-        if not set(groups.queries) <= only:
+        if not set(self.of(groups.queries)) <= only:
             return None
-        sites = self.sites(steps, softmax, scores, masks, mixing, groups)
+        sites = self.sites(steps, softmax, scores, masks, read, heads, groups)
         return _Attention(end, scores.product, sites, groups.is_assumed)
 
-    def mixing(self, weights: Reached) -> axis_groups.Mixing:
+    def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
         values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
@@ -235,29 +238,10 @@ class _AttentionSearch:
         heads = self.axes.ahead(product, side, weights)
         by_values = self.axes.ahead(product, 1 - side, values)
         assert heads is not None and by_values is not None  # links are known
-        known = set(self.of(*values.axes))
-        axes = [
-            y if set(y) <= known else x
-            for x, y in zip(heads.axes, by_values.axes, strict=True)
-        ]
-        heads = Reached(heads.value, axes, (size,))
-        return axis_groups.Mixing(product, side, weights, values, heads)
-
-    def groups(
-        self, steps: list[Any], mixing: axis_groups.Mixing, scores: _Scores
-    ) -> axis_groups.Groups:
-        of_query = axis_groups.made_with_size(self.axes, scores.query)
-        of_query = of_query or axis_groups.made_with_size(self.axes, scores.key)
-        groups = axis_groups.groups(self.axes, mixing, of_query)
-        # `weights @ values` drops batch axes of size 1 from the weights, from the left.
-        dropped = [
-            tuple(step.value.maker.params["dimensions"])
-            for step in steps
-            if step.value.maker.name == "squeeze"
-        ]
-        count = sum(len(axes) for axes in dropped if axes == tuple(range(len(axes))))
-        count -= count > 1 and not groups.heads  # the last is the axis of one head
-        return groups._replace(batch=[()] * count + groups.batch)
+        known = set(self.axes.with_ones(*values.axes))
+        pairs = zip(heads.axes, by_values.axes, strict=True)
+        axes = [y if set(y) <= known else x for x, y in pairs]
+        return values, Reached(heads.value, axes, (size,))
 
     # --- Queries and keys
 
@@ -390,24 +374,25 @@ class _AttentionSearch:
         softmax: Softmax,
         scores: _Scores,
         masks: set[tuple],
-        mixing: axis_groups.Mixing,
+        values: Reached,
+        heads: Reached,
         groups: axis_groups.Groups,
     ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
         weights, made = self.weights(steps, masks, groups) or (None, [])
-        heads = self.held(mixing.heads)
-        if weights is None or heads is None:
+        held = self.held(heads)
+        if weights is None or held is None:
             return []
         (query_size,), (scored, key_size) = scores.query.marks, scores.key.marks
-        keys, size = mixing.values.marks
+        keys, size = values.marks
         # The equation that a site comes before, and the value's axes after the batch
         # axes; None is the axes of heads, which are the rest.
         wanted = {
             "query": (scores.product, scores.query, groups.queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),
             "weights": (weights.value, weights, groups.heads, groups.queries, keys),
-            "value": (self.product, mixing.values, keys, None, size),
-            "heads": (heads.value, heads, groups.queries, groups.heads, size),
+            "value": (self.product, values, keys, None, size),
+            "heads": (held.value, held, groups.queries, groups.heads, size),
         }
         is_once = self.is_once(softmax, scores.product)
         variables, shown, sites = {}, {}, []
@@ -460,14 +445,9 @@ class _AttentionSearch:
         if reached["weights"].value.size <= regions.LIMIT:
             return None
         layouts = {name: known[name] for name in reached}
-        cuts = [x.of_rows(1) for x in layouts.values()]
-        if None in cuts:
+        if any(x.rows is None for x in layouts.values()):
             return None
-        values = [
-            (x.value, cut[0])
-            for x, cut in zip(reached.values(), cuts, strict=True)
-            if cut
-        ]
+        values = [(reached[name].value, x.rows[0]) for name, x in layouts.items()]
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
         return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None

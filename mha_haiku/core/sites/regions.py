@@ -49,8 +49,24 @@ class _Nodes:
         self._nodes: dict[tuple[Equation, int | None], _Node] = {}
         self._is_inside = is_inside
 
-    def ordered(self) -> list[_Node]:
-        return sorted(self._nodes.values(), key=lambda node: node.number)
+    def run(
+        self,
+        here: dict[tuple[Value, int | None], Any],
+        positions: jax.Array,
+        without_rows: Callable[[_Node, list], list] = lambda node, inputs: cuts.outputs(
+            node.equation, inputs
+        ),
+    ) -> None:
+        """Adds values of the rows at some positions to the inputs, in order."""
+        for node in sorted(self._nodes.values(), key=lambda node: node.number):
+            pairs = zip(node.equation.inputs, node.of_inputs, strict=True)
+            inputs = [here.get((x, axis), x.constant) for x, axis in pairs]
+            if node.axis is None:
+                results = without_rows(node, inputs)
+            else:
+                results = cuts.for_rows(node.equation, inputs, node.axis, positions)
+            keys = ((x, node.axis) for x in node.equation.outputs)
+            here.update(zip(keys, results, strict=True))
 
     def enter(
         self, equation: Equation, axis: int | None, of_inputs: list[int | None]
@@ -221,7 +237,6 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
     widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
     rows = _rows(length, max(1, limit // 4 // widest))
     count = -(-length // rows)
-    nodes = region.nodes.ordered()
     stacked = [x for x, axis in region.outputs.items() if axis is not None]
     sums = [x for x, axis in region.outputs.items() if axis is None]
 
@@ -237,20 +252,7 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
             if axis is not None:
                 whole = lax.dynamic_slice_in_dim(jnp.asarray(whole), first, rows, axis)
             here[value, axis] = whole
-        for node in nodes:
-            equation = node.equation
-            inputs = [
-                here[x, axis] if (x, axis) in here else x.constant
-                for x, axis in zip(equation.inputs, node.of_inputs, strict=True)
-            ]
-            if node.axis is None:
-                results = _of_block(node, plan, inputs, is_new)
-            else:
-                results = cuts.for_rows(equation, inputs, node.axis, positions)
-            here.update(
-                ((x, node.axis), y)
-                for x, y in zip(equation.outputs, results, strict=True)
-            )
+        region.nodes.run(here, positions, lambda *node: _of_block(plan, is_new, *node))
         totals = [
             cuts.join(_maker(x), total, here[x, None].astype(total.dtype))
             for x, total in zip(sums, totals, strict=True)
@@ -308,7 +310,7 @@ def _sum_dtype(value: Value) -> Any:
 
 
 def _of_block(
-    node: _Node, plan: components.Component, inputs: list, is_new: Any
+    plan: components.Component, is_new: Any, node: _Node, inputs: list
 ) -> list:
     """Computes a block's part of a sum over all rows."""
     equation = node.equation
@@ -342,14 +344,11 @@ class Rows:
             assert value.maker is not None
             of_inputs = list(components.linked(value.maker, value, axis))
             self._nodes.enter(value.maker, axis, of_inputs)
-        self._order = self._nodes.ordered()
-        self._inputs = list(self._nodes.inputs)
-        are_there = (
-            x.constant is not None or self._is_there(x) for x, _ in self._inputs
-        )
+        inputs = [*self._nodes.inputs]
+        are_there = (x.constant is not None or self._is_there(x) for x, _ in inputs)
         firsts = (components.is_cut(x.maker, x, axis) for x, axis in values if x.maker)
         self.is_possible = all(are_there) and all(firsts)
-        self.variables = [x.variable for x, _ in self._inputs if x.constant is None]
+        self.variables = [x.variable for x, _ in inputs if x.constant is None]
 
     def _is_there(self, value: Value) -> bool:
         return value.variable is not None and value.index <= self._index
@@ -364,17 +363,10 @@ class Rows:
     def __call__(self, variables: Sequence, positions: jax.Array) -> list:
         """Computes the rows at some positions, from the values of the variables."""
         values, here = iter(variables), {}
-        for value, axis in self._inputs:
+        for value, axis in self._nodes.inputs:
             x = next(values) if value.constant is None else jnp.asarray(value.constant)
             here[value, axis] = x if axis is None else jnp.take(x, positions, axis)
-        for node in self._order:
-            inputs = [
-                here[x, axis] if (x, axis) in here else x.constant
-                for x, axis in zip(node.equation.inputs, node.of_inputs, strict=True)
-            ]
-            results = cuts.for_rows(node.equation, inputs, node.axis, positions)
-            pairs = zip(node.equation.outputs, results, strict=True)
-            here.update(((x, node.axis), result) for x, result in pairs)
+        self._nodes.run(here, positions)
         return [here[key] for key in self._values]
 
 

@@ -30,6 +30,18 @@ _UNREADABLE = (
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
 
+class Pair(NamedTuple):
+    """A PyTorch module as it came, and the copy that runs in JAX."""
+
+    original: Any  # a copy too, in evaluation
+    copy: Any
+    # From inputs and keywords, as of a `TorchModule`, to arguments of the module.
+    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
+    # The function of a `TorchModule`, by keyword `read` for what is returned of the
+    # module's result.
+    run: Callable[..., Any]
+
+
 class TorchModule(NamedTuple):
     """A PyTorch module as a JAX function."""
 
@@ -38,6 +50,7 @@ class TorchModule(NamedTuple):
     # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
+    pair: Pair  # to compare the function with torch
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
@@ -71,7 +84,10 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     torch_environment = environment.environment()
-    module = _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
+    original, module = (
+        _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
+        for _ in range(2)
+    )
     attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
@@ -79,15 +95,14 @@ def convert(module: Any) -> TorchModule:
     main = getattr(module, "main_input_name", None)
     main = main if main in known else first or main or _TOKENS
     _name_parts(module)
-    params, run = _as_function(module, torch_environment)
+    params, function = _as_function(module, torch_environment)
 
-    def forward(
-        params: Mapping[str, jax.Array],
+    def arguments(
         inputs: jax.Array | np.ndarray,
         *,
         lengths: jax.Array | np.ndarray | None = None,
         **given: Any,
-    ):
+    ) -> tuple[tuple, dict[str, Any]]:
         side = {"": (inputs, lengths)}
         if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
             side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
@@ -109,12 +124,24 @@ def convert(module: Any) -> TorchModule:
                 given[mask] = valid.astype(np.int32)
         if "use_cache" in known:
             given.setdefault("use_cache", False)
+        # Its name may be no keyword.
+        args = (given.pop(main),) if main in given and main == first else ()
+        return args, given
+
+    def run(
+        params: Mapping[str, jax.Array],
+        *inputs: Any,
+        read: Any = first_of,
+        **given: Any,
+    ):
+        args, given = arguments(*inputs, **given)
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            # Its name may be no keyword.
-            args = (given.pop(main),) if main in given and main == first else ()
-            return run(params, args, given)
+            return function(params, args, given, read)
+
+    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any):
+        return run(params, *inputs, **given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -125,6 +152,7 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
+        Pair(original, module, arguments, run),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -169,9 +197,9 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments and keywords. Tensors are parameters and
-    buffers, each once, and attributes. What a module computes, such as a parametrized
-    weight, is none.
+    The function takes tensors, arguments, keywords, and what reads the result. Tensors
+    are parameters and buffers, each once, and attributes. What a module computes, such
+    as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -185,18 +213,20 @@ def _as_function(
     fixed = {name: x for name, x in tensors.items() if x.dtype == torch.int64}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
-        inputs = jax.tree.map(
-            functools.partial(_tensor, torch_environment),
-            (args, given),
-            is_leaf=_is_host,
-        )
+    def run(
+        params: Mapping[str, jax.Array],
+        args: tuple,
+        given: dict[str, Any],
+        read: Callable[[Any], Any],
+    ):
+        tensor = functools.partial(_tensor, torch_environment)
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
         try:
             with torch_environment.running(), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
                 every |= torch_environment.j2t_iso(dict(params))
                 found = torch.func.functional_call(module, every, *inputs)
-                found = torch_environment.t2j_iso(_first(found))
+                found = torch_environment.t2j_iso(read(found))
         except (*_UNREADABLE, torch_environment.missing) as cause:
             raise host_values.error(module, cause, (args, given)) from None
         return jax.tree.map(_narrow, found)
@@ -254,7 +284,7 @@ def _scoped(function: Callable, name: str) -> Callable:
     return scoped
 
 
-def _first(output: Any) -> Any:
+def first_of(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
     Dataclasses and named tuples are searched by field name, as mappings are; None is
@@ -270,4 +300,4 @@ def _first(output: Any) -> Any:
     if not isinstance(output, Mapping):
         return output
     values = {name: x for name, x in output.items() if x is not None}
-    return _first(values.get("logits", next(iter(values.values()), None)))
+    return first_of(values.get("logits", next(iter(values.values()), None)))
