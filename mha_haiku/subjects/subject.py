@@ -322,7 +322,7 @@ def part_index(parts: Sequence[Part], layer: int) -> int:
     checks.integer_in("layer", layer, 0, max(numbers, default=0))
     if layer not in numbers:
         raise ValueError(
-            f"layer {layer} has no attention; layers {checks.listed(numbers)} have."
+            f"layer {layer} has no attention; layers {checks.listed([*map(str, numbers)])} have."
         )
     return numbers.index(layer)
 
