@@ -8,6 +8,7 @@ A config file is executed. Its function `get_config()` starts from
 
 import ast
 import dataclasses
+import difflib
 import keyword
 import os
 import pathlib
@@ -144,10 +145,12 @@ def _source(path: str) -> str:
     for folder in (pathlib.Path(), _FILES):
         if os.path.isfile(folder / path):
             return checks.text_of(folder / path, path)
-    nearest = checks.nearest(f"configs/{pathlib.Path(path).stem}.py", available())
+    stems = [pathlib.Path(name).stem for name in available()]
+    near = difflib.get_close_matches(pathlib.Path(path).stem, stems, n=1)
+    nearest = f" Did you mean 'configs/{near[0]}.py'?" if near else ""
     raise ConfigError(
         f"--config: there is no file {path!r}.{nearest}\n"
-        f"The project's are {', '.join(available())}."
+        f"Files in configs/: {', '.join(stems)}."
     )
 
 

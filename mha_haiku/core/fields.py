@@ -276,13 +276,42 @@ def nested(flattened: Mapping[str, Any]) -> dict[str, Any]:
     return result
 
 
+# What other libraries call some fields.
+_ALIASES = {
+    "lr": "learning_rate",
+    "warmup": "warmup_steps",
+    "wd": "weight_decay",
+    "clip": "clip_norm",
+    "grad_clip": "clip_norm",
+    "batch": "batch_size",
+    "bs": "batch_size",
+    "epochs": "steps",
+    "max_steps": "steps",
+    "dropout": "dropout_rate",
+    "layers": "num_layers",
+    "n_layer": "num_layers",
+    "depth": "num_layers",
+    "heads": "num_heads",
+    "n_head": "num_heads",
+    "dim": "model_size",
+    "width": "model_size",
+    "d_model": "model_size",
+    "hidden_dim": "hidden_size",
+    "d_ff": "hidden_size",
+    "head_dim": "key_size",
+    "vocab_size": "num_tokens",
+    "dtype": "precision",
+    "seq_len": "sequence_length",
+}
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Returns " Did you mean 'x'?" for the field with the most similar whole name."""
     # The same field of another section is more likely meant than a similar field of
     # this one, so last parts are compared before whole names.
-    names = list(names)
+    names, word = list(names), name.rpartition(".")[-1]
     lasts = {whole.rpartition(".")[-1]: whole for whole in reversed(names)}
-    near = difflib.get_close_matches(name.rpartition(".")[-1], lasts, n=1)
+    near = difflib.get_close_matches(_ALIASES.get(word, word), lasts, n=1)
     return f" Did you mean {lasts[near[0]]!r}?" if near else checks.nearest(name, names)
 
 

@@ -22,6 +22,10 @@ _WEIGHTS = "model.safetensors"
 _INDEX = "model.safetensors.index.json"
 _TOKENIZER = "tokenizer.json"
 _GENERATION = "generation_config.json"
+_SUFFIXES = (*arrays.PICKLED, ".gguf", ".json", ".safetensors")  # of files
+_HUB_NAME = re.compile(
+    r"(\w[\w.-]*/)?\w[\w.-]*"
+)  # gpt2 and other old names lack owners
 # Files that transformers reads too, for a family that has no table here.
 _OTHER_TOKENIZERS = "*token*.json", "vocab.*", "merges.txt", "*.model", "*.spm"
 
@@ -56,16 +60,15 @@ def find(source: str | os.PathLike) -> Source:
     path = checks.as_path(text)
     if os.path.exists(path):  # which takes any text, unlike path.exists()
         return _open(path)
-    is_name = not text.startswith((".", "/", "~")) and 0 < text.count("/") < 2
-    if not is_name or path.suffix:
-        folder = path.parent
-        siblings = os.listdir(folder) if os.path.isdir(folder) else []
+    siblings = os.listdir(path.parent) if os.path.isdir(path.parent) else []
+    nearest = checks.nearest(path.name, siblings)
+    if not _HUB_NAME.fullmatch(text) or path.suffix in _SUFFIXES:
         raise checks.ConfigError(
-            f"source {text!r} does not exist.{checks.nearest(path.name, siblings)}\n"
+            f"source {text!r} does not exist.{nearest}\n"
             "It must be a folder with config.json and model.safetensors, a .gguf file, "
-            "package:NAME, or owner/name on the hub."
+            "package:NAME, or a name on the hub such as gpt2 or owner/name."
         )
-    return _open(_from_hub(text))
+    return _of_hub(text, nearest)
 
 
 def _open(path: Path) -> Source:
@@ -179,21 +182,27 @@ def _files_of_package(name: str) -> list[Path]:
     return [Path(str(file.locate())) for file in files]
 
 
-def _from_hub(name: str) -> Path:
+def _of_hub(name: str, nearest: str) -> Source:
+    """Fetches a model from the hub, which also knows old names without an owner."""
+    missing = f"source {name!r} is not a file or folder here"
     try:
         import huggingface_hub
     except ImportError:
         raise checks.ConfigError(
-            f"source {name!r} is not a file or folder here, and a name on the hub "
-            "needs huggingface_hub: pip install 'mha_haiku[interop]'."
+            f"{missing}, and a name on the hub needs huggingface_hub: "
+            f"pip install 'mha_haiku[interop]'.{nearest}"
         ) from None
     # Not all files: many names hold the same weights in several forms.
-    wanted = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors", *_OTHER_TOKENIZERS]
+    patterns = [_CONFIG, _TOKENIZER, _INDEX, "model*.safetensors", *_OTHER_TOKENIZERS]
+    whole = name
     try:
-        return Path(huggingface_hub.snapshot_download(name, allow_patterns=wanted))
+        if "/" not in name:
+            whole = huggingface_hub.model_info(name).id
+            print(f"{name} is {whole} on the hub.")
+        folder = huggingface_hub.snapshot_download(whole, allow_patterns=patterns)
     except Exception as error:  # of httpx, of the hub, of the disk
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         raise checks.ConfigError(
-            f"source {name!r} is not a file or folder here, and could not be fetched "
-            f"from the hub.\n{reason}"
+            f"{missing}, and could not be fetched from the hub.{nearest}\n{reason}"
         ) from None
+    return _open(Path(folder))._replace(name=whole)

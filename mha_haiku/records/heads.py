@@ -136,7 +136,7 @@ class Heads(Result):
     Example:
       >>> found = mh.heads.roles(model, params, batches)
       >>> found["role"].names.tolist()
-      [['previous_token', 'mixed'], ['induction', 'mixed']]
+      [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
       >>> found["offset"].mean[:, 0]  # of head 0 of each layer
       array([1., 3.])
     """
@@ -189,7 +189,8 @@ class Heads(Result):
         return dataclasses.replace(self, layers=layers)
 
     def __repr__(self) -> str:
-        said = [f"{len(self.layers)} layers"]
+        count = len(self.layers)
+        said = [f"{count} layer{'s' * (count != 1)}"]
         said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
@@ -203,9 +204,12 @@ class Heads(Result):
         if not column.mean.size or np.isnan(column.mean).all():
             return name
         place = np.unravel_index(np.nanargmax(column.mean), column.mean.shape)
+        unit = f"{column.unit and ' '}{column.unit}"
+        if np.sum(~np.isnan(column.mean)) == 1:
+            return f"{name} {column.mean[place]:.3g}{unit}"
         return (
             f"{name} from {np.nanmin(column.mean):.3g} to {column.mean[place]:.3g}"
-            f"{column.unit and ' '}{column.unit}, the largest of {self.name_of(*place)}"
+            f"{unit}, the largest of {self.name_of(*place)}"
         )
 
     def __getitem__(self, name: str) -> Column:
@@ -276,10 +280,22 @@ class Heads(Result):
         wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
         return columns_at(wanted, self.columns)
 
-    def table(self) -> tables.Table:
-        """Makes a row per head, with its numbers, their standard errors and ranks."""
+    def table(self, by: str = "layer") -> tables.Table:
+        """Makes a row per head, with its numbers, their standard errors and ranks.
+
+        `by` is the column whose largest number comes first, or "layer".
+
+        Raises:
+          ValueError: If there is no such column.
+        """
+        checks.choice("by", by, ["layer", *self.numbers])
+        rows = list(self._rows())
+        if by != "layer":
+            rows.sort(key=lambda row: -np.nan_to_num(row[by][0], nan=-np.inf))
+            rows = [{"rank": i, **row} for i, row in enumerate(rows, start=1)]
         has_kinds = any(layer.kind for layer in self.layers)
-        keys = ["kind"] * has_kinds + ["layer", "head", *self.names]
+        keys = ["rank"] * (by != "layer") + ["kind"] * has_kinds
+        keys += ["layer", "head", *self.names]
         columns = list(map(tables.Column, keys))
         for name, column in self.numbers.items():
             shown = tables.WITH_ERROR if column.is_ranked else "{0:.3g}"
@@ -288,7 +304,7 @@ class Heads(Result):
             if column.ranks is not None and not np.isnan(column.ranks).all():
                 csv = (f"{name}_rank_low", f"{name}_rank_high")
                 columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))
-        return tables.Table(columns, [*self._rows()], num_keys=len(keys))
+        return tables.Table(columns, rows, num_keys=len(keys))
 
     def _rows(self) -> Iterator[dict]:
         lacks = [np.asarray(x) == "" for x in self.names.values()]
@@ -316,11 +332,22 @@ class Heads(Result):
             for name, column in self.numbers.items()
         )
 
-    def text(self) -> str:
-        """Writes the table as text, with its legend and notes below it."""
-        parts = [self.table().text(), "\n".join([self.legend(), *self.notes])]
+    def text(self, count: int | None = 20, *, by: str | None = None) -> str:
+        """Writes the table as text, with its legend and notes below it.
+
+        Args:
+          count: Number of rows. Defaults to 20; None means all heads.
+          by: The column by which heads are ranked, or "layer". Defaults to the first
+            column that ranks heads; without any, to "layer".
+
+        Raises:
+          ValueError: If there is no such column.
+        """
         ranked = [name for name, x in self.columns.items() if x.is_ranked]
-        if len(ranked) > 1:
+        by = by or next(iter(ranked), "layer")
+        table = self.table(by).text(count=count)
+        parts = [table, "\n".join([self.legend(), *self.notes])]
+        if len(ranked) > 1 and np.sum(~np.isnan(self.first.mean)) > 1:
             columns = [tables.Column("agreement")]
             columns += [tables.Column(name, "", "{:.2f}") for name in ranked]
             rows = [
@@ -330,6 +357,14 @@ class Heads(Result):
             parts.append(tables.Table(columns, rows).text())
             parts[-1] += "\nagreement: Spearman's rank correlation"
         return "\n\n".join(parts)
+
+    def top(self, count: int = 10, *, by: str | None = None) -> list[dict[str, Any]]:
+        """Lists the rows of the heads with the largest numbers in a column.
+
+        `by` defaults to the first column.
+        """
+        by = by or next(iter(self.numbers), "layer")
+        return list(map(dict, self.table(by).rows[:count]))
 
     def writers(self) -> dict[str, Callable[[Path], Path]]:
         """Writes the record as .npz, for pages of maps."""

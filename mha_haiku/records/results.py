@@ -36,9 +36,13 @@ class Result:
         """Makes the table."""
         return tables.of_rows(self.rows())
 
-    def text(self) -> str:
-        """Writes the table as text."""
-        return self.table().text()
+    def text(self, count: int | None = 20) -> str:
+        """Writes the first `count` rows of the table as text; None means all rows."""
+        return self.table().text(count=count)
+
+    def top(self, count: int = 10) -> list[dict[str, Any]]:
+        """Lists the first `count` rows; answers that rank begin with the largest."""
+        return self.rows()[:count]
 
     def writers(self) -> Mapping[str, Callable[[Path], Path]]:
         """Returns what writes other files than tables and pictures, by suffix."""

@@ -41,14 +41,17 @@ class Table(NamedTuple):
     rows: Sequence[Mapping[str, Any]]
     num_keys: int = 1
 
-    def text(self, width: int = 100) -> str:
-        """Formats the table as text with aligned columns.
+    def text(self, width: int = 100, *, count: int | None = None) -> str:
+        """Formats the first `count` rows, or all, as text with aligned columns.
 
         If columns do not fit in `width` characters, they are split into blocks, one
         below the other, which all begin with the columns that identify a row.
         """
         if not self.columns:
             return "There are no rows."
+        if count is not None and len(self.rows) > count:
+            rest = f"... and {len(self.rows) - count:,} more rows; count=None shows all"
+            return f"{self._replace(rows=self.rows[:count]).text(width)}\n{rest}"
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]
         taken = sum(len(lines[0]) for lines in keys)

@@ -41,6 +41,7 @@ _LONGEST_TOKEN = 200
 _MOST_PLAIN_TOKENS = 1024
 _PREDICTED = "token predicted"  # the label of an axis
 _MOST_SAID = 3  # heads that the sentence below the title names
+_FEWEST_QUERIES = 16  # of which a role can be told
 # How heads of a role attend.
 _ROLES = {
     "aligned": "where the task expects",
@@ -59,7 +60,7 @@ _ROLES = {
 _VAGUE = {"uniform", "broad"}
 # Their scores are no shares of attention, and are not compared with such.
 _BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
-_MIXED = "mixed"  # no clear role
+_NO_ROLE = "no_clear_role"
 _VIEWER = importlib.resources.files("mha_haiku.showing").joinpath("viewer")
 
 
@@ -227,12 +228,18 @@ def _sentence(maps: MapSet) -> list[str | list]:
 
 def _of_roles(maps: MapSet) -> list[str | list]:
     names, scores = maps.columns[ROLE].names, maps.columns[ROLE].mean
-    if names is None:
+    if names is None or not (names != "").any():
         return []
+    queries = [
+        sum(len(x.axes(layer).queries.tokens) for x in maps.examples if not x.is_mean)
+        for layer in maps.layers
+    ]
+    are_few = np.array(queries) < _FEWEST_QUERIES
+    if are_few.all():
+        return [f"The text is too short to tell roles: {max(queries)} queries. "]
+    names = np.where(are_few[:, None], "", names)
     counts = collections.Counter(name for name in names.flat if name)
-    if not counts:
-        return []
-    others, total = counts.pop(_MIXED, 0), counts.total()
+    others, total = counts.pop(_NO_ROLE, 0), counts.total()
     does = {
         name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
         for name, _ in counts.most_common()

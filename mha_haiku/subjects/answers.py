@@ -152,13 +152,17 @@ class Rollout(Result):
     title: str
     tokens: tuple[str, ...]  # the texts of the T inputs
     shares: np.ndarray  # `[L, T]`, a row sums to 1
+    layers: tuple[int, ...]  # their L numbers in the model
     file_name = "rollout"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each input, with its share up to each layer."""
         return [
             {"position": t, "token": token}
-            | {f"layer {i}": float(x) for i, x in enumerate(self.shares[:, t])}
+            | {
+                f"layer {i}": float(x)
+                for i, x in zip(self.layers, self.shares[:, t], strict=True)
+            }
             for t, token in enumerate(self.tokens)
         ]
 
@@ -166,7 +170,7 @@ class Rollout(Result):
 def _of_rollout(found: Rollout) -> Grid:
     return Grid(
         found.shares,
-        [f"up to layer {i}" for i in range(len(found.shares))],
+        [f"up to layer {i}" for i in found.layers],
         [visible(x) for x in found.tokens],
         "share",
         title=found.title,

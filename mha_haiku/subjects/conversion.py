@@ -52,7 +52,28 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
         batch, is_one = _batch(codec, given)
     model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
+    batch = codec.bound(batch)
+    compared_with_torch(subject, batch)
     return batch, is_one
+
+
+def compared_with_torch(
+    subject: Subject, batch: tasks.Example, *, always: bool = False
+) -> Any:
+    """Compares a PyTorch module with its trace on a batch; None of other subjects.
+
+    Raises:
+      ValueError: If they differ.
+    """
+    if subject.certifier is None:
+        return None
+    sides = {"": batch.inputs, "decoder_": batch.decoder_inputs}
+    counted = [
+        model_runs.counted(np.shape(inputs)[1], batch, side)
+        for side, inputs in sides.items()
+        if np.ndim(inputs) > 1
+    ]
+    return subject.certifier.see(batch.model_inputs(), counted, always=always)
 
 
 def batches(

@@ -32,6 +32,7 @@ def load(
     step: int | None = None,
     dtype: Any = None,
     trust: bool = False,
+    check: bool = True,
 ) -> Subject:
     """Loads a trained model from a run, a file, a package or the hub.
 
@@ -44,6 +45,7 @@ def load(
       dtype: Dtype of pretrained parameters. Defaults to float32.
       trust: Whether the Python file that a run names as its task may be executed;
         `show` and others then accept the folder, too. No other file has code.
+      check: Whether to compare a model of transformers with torch, as in `wrap`.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read, or it needs
@@ -71,7 +73,7 @@ def load(
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
         module, tokenizer = loaded
-        return wrap(module, tokenizer=tokenizer, name=name)
+        return wrap(module, tokenizer=tokenizer, name=name, check=check)
     imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
@@ -148,6 +150,7 @@ def wrap(
     metric: heads.Metric | None = None,
     examples: Any = None,
     name: str = "",
+    check: bool = True,
 ) -> Subject:
     """Wraps any JAX function, or any PyTorch module, as a subject.
 
@@ -170,6 +173,9 @@ def wrap(
       examples: Examples to measure importance and roles on: batches of examples, texts,
         whose next tokens are the targets, or a list of other inputs.
       name: Name of the subject. Defaults to the function's name.
+      check: Whether a PyTorch module is run next to its trace, on the first inputs of
+        each kind that a verb or `examples` has, and an error is raised where outputs,
+        maps or gradients differ. See the verb `check`, which compares in any case.
 
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
@@ -185,6 +191,7 @@ def wrap(
       (1, 3, 7)
     """
     codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
+    certifier = None
     if torch_modules.is_module(function):
         if params is not None:
             raise ValueError(
@@ -192,8 +199,9 @@ def wrap(
                 f"{type(params).__name__}; a tokenizer is given by tokenizer=."
             )
         module = torch_modules.convert(function)
+        certifier = torch_modules.Certifier(module, is_strict=check)
         function, params = module.function, module.params
-        read = {name: getattr(module, name) for name in module._fields[2:]}
+        read = {name: getattr(module, name) for name in module._fields[3:]}
         read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name
@@ -233,6 +241,7 @@ def wrap(
         name or model.description,
         codec=codec,
         metric=metric or heads.metrics.loss,
+        certifier=certifier,
     )
     if examples is None:
         return subject

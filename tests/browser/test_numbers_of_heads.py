@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import records
+from mha_haiku.showing import page
 from tests.browser import samples
 from tests.browser.samples import H, L
 
@@ -37,11 +38,12 @@ def test_roles_stand_in_full_and_numbers_are_named(drawn):
 
 
 @pytest.mark.slow
-def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn):
+def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn, monkeypatch):
+    monkeypatch.setattr(page, "_FEWEST_QUERIES", 1)
     names = np.full((L, H), "first_token", object)
-    names[1, 2], names[0, 1] = "induction", "mixed"
+    names[1, 2], names[0, 1] = "induction", "no_clear_role"
     scores = np.where(names == "induction", 0.9, 0.6)
-    scores[names == "mixed"] = np.nan
+    scores[names == "no_clear_role"] = np.nan
     own = dataclasses.replace(_maps(), columns=samples.role(names, scores))
     opened = drawn(samples.show(own))
     assert opened.inner_text("#said") == (

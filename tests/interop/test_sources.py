@@ -2,6 +2,7 @@
 
 import json
 import sys
+import types
 
 import jax
 import numpy as np
@@ -324,7 +325,9 @@ def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):
     _refused("somebody/model", "needs huggingface_hub: pip install")
 
 
-def test_names_on_the_hub_are_fetched_without_pickled_files(folder, monkeypatch):
+def test_names_on_the_hub_are_fetched_without_pickled_files(
+    folder, monkeypatch, capsys
+):
     hub = pytest.importorskip("huggingface_hub")
 
     def fetch(name, allow_patterns):
@@ -337,9 +340,17 @@ def test_names_on_the_hub_are_fetched_without_pickled_files(folder, monkeypatch)
 
     monkeypatch.setattr(hub, "snapshot_download", fetch)
     _same(interop.load("somebody/model"), interop.load(folder))
+    of_id = {"model": types.SimpleNamespace(id="somebody/model")}
+    monkeypatch.setattr(hub, "model_info", of_id.__getitem__)
+    _same(interop.load("model"), interop.load(folder))  # as gpt2 and other old names
+    assert capsys.readouterr().out == "model is somebody/model on the hub.\n"
     monkeypatch.setattr(hub, "snapshot_download", fail)
     message = "could not be fetched from the hub.\nOSError: no network"
-    _refused("somebody/model", message)
+    for name in "somebody/model", "TinyLlama/TinyLlama-1.1B-v1.0":
+        _refused(name, message)
+    monkeypatch.setattr(hub, "model_info", fail)
+    monkeypatch.chdir(folder.parent)
+    _refused("gtp", "could not be fetched from the hub. Did you mean 'gpt'")
 
 
 @pytest.mark.parametrize(

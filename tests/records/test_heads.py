@@ -13,7 +13,12 @@ N, L, H = 5, 2, 3
 def _heads(**more):
     per_example = np.random.default_rng(0).normal(size=(N, L, H))
     per_example[:, 1, 2] = np.nan
-    names = np.array([["induction", "mixed", "mixed"], ["mixed", "induction", ""]])
+    names = np.array(
+        [
+            ["induction", "no_clear_role", "no_clear_role"],
+            ["no_clear_role", "induction", ""],
+        ]
+    )
     columns = {
         "ablation": Column.of_examples(per_example, "nats", "rise of the loss"),
         "role": Column(np.full((L, H), 0.5), "score", "what decides", names=names),
@@ -47,7 +52,10 @@ def test_a_line_says_what_there_is():
     place = np.unravel_index(np.nanargmax(found.mean), (L, H))
     said = repr(found)
     assert said.startswith("Heads('of a model': 2 layers; ablation from ")
-    assert f"nats, the largest of {found.name_of(*place)}; role: 3 mixed, 2" in said
+    assert (
+        f"nats, the largest of {found.name_of(*place)}; role: 3 no_clear_role, 2"
+        in said
+    )
     assert said.endswith("also other)")
 
 
@@ -86,15 +94,34 @@ def test_columns_of_a_file_that_do_not_fit_are_refused(part, values, words, tmp_
 
 
 def test_text_has_a_row_per_head_that_there_is():
-    lines = _heads().text().splitlines()
+    lines = _heads().text(by="layer").splitlines()
     assert lines[0].split()[:4] == ["layer", "head", "role", "ablation"]
     rows = [line.split()[:3] for line in lines if "±" in line]
-    names = ["induction", "mixed", "mixed", "mixed", "induction"]
+    names = [
+        "induction",
+        "no_clear_role",
+        "no_clear_role",
+        "no_clear_role",
+        "induction",
+    ]
     places = ["0 0", "0 1", "0 2", "4 1", "4 5"]
     wanted = [[*x.split(), y] for x, y in zip(places, names, strict=True)]
     assert rows == wanted
     assert "ablation  rise of the loss, nats" in lines and "a note" in lines
     assert "agreement: Spearman's rank correlation" in lines
+
+
+def test_ranked_heads_are_sorted_and_cut():
+    found = _heads()
+    mean = found["ablation"].mean
+    order = sorted(mean[~np.isnan(mean)], reverse=True)
+    assert [row["ablation"][0] for row in found.top(3)] == order[:3]
+    lines = found.text(count=2).splitlines()
+    assert lines[0].split()[:3] == ["rank", "layer", "head"]
+    assert [line.split()[0] for line in lines if "±" in line] == ["1", "2"]
+    assert f"... and {len(order) - 2} more rows; count=None shows all" in lines
+    with pytest.raises(ValueError, match="by must be one of layer, .*'importance'"):
+        found.text(by="importance")
 
 
 def test_one_number_of_each_head_shows_itself():
@@ -103,3 +130,10 @@ def test_one_number_of_each_head_shows_itself():
     assert "Importance of heads, 5 examples" in found._repr_html_()
     assert "Importance of heads, 5 examples" in mh.show(found).html
     assert mh.plot(found).get_suptitle().startswith("Importance of heads")
+
+
+def test_a_single_head_has_a_number_and_no_range_or_rank_correlation():
+    number = Column(np.array([[5.09]]), "nats", "a number", ranks=np.ones((1, 1, 2)))
+    found = Heads.of("One head", {"a": number, "b": number})
+    assert repr(found) == "Heads('One head': 1 layer; a 5.09 nats; b 5.09 nats)"
+    assert "agreement" not in found.text()

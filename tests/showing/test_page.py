@@ -266,6 +266,27 @@ def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     assert note.endswith("It is named by the token that it reads.")
 
 
+@pytest.fixture
+def short_texts_count(monkeypatch):
+    monkeypatch.setattr(page, "_FEWEST_QUERIES", 1)
+
+
+def test_no_role_is_told_of_a_short_text(whole, load, monkeypatch):
+    (said, *_), _ = (each["said"] for each in page.contents(whole)["sets"])
+    assert said == "The text is too short to tell roles: 3 queries. "
+    monkeypatch.setattr(page, "_FEWEST_QUERIES", 18)
+    maps = load(make_maps_of_kinds())
+    names = np.array([["induction"] * 2 + [""], ["uniform"] * 3, ["broad"] * 2 + [""]])
+    role = records.Column(np.full((3, 3), 0.9), "score", "what", names=names)
+    maps = dataclasses.replace(maps, columns={"role": role})
+    # 20 queries of the encoder, 16 of the decoder.
+    maps = dataclasses.replace(maps, examples=maps.examples[:1] * 4)
+    (contents,) = page.contents(map_set.Dossier("", (maps,)))["sets"]
+    words = "attend to what followed the same token before"
+    assert contents["said"][0] == f"Of 2 heads 2 {words}. "
+
+
+@pytest.mark.usefixtures("short_texts_count")
 def test_a_page_says_what_heads_do_and_which_matter(whole):
     first, second = (each["said"] for each in page.contents(whole)["sets"])
     head = ["layer 0, head 0", 0, 0]
@@ -289,6 +310,7 @@ def test_a_page_says_what_heads_do_and_which_matter(whole):
     assert second == []
 
 
+@pytest.mark.usefixtures("short_texts_count")
 @pytest.mark.parametrize(
     ("offset", "words"),
     [
@@ -312,6 +334,7 @@ def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
     assert contents["said"][-2] == f" {words} (0.95)"
 
 
+@pytest.mark.usefixtures("short_texts_count")
 def test_offsets_of_cross_heads_are_between_two_texts(load):
     maps = load(make_maps_of_kinds())
     names = np.full((3, 3), "", object)
@@ -330,6 +353,7 @@ def test_offsets_of_cross_heads_are_between_two_texts(load):
     ]
 
 
+@pytest.mark.usefixtures("short_texts_count")
 def test_the_clearest_heads_are_those_with_most_attention_on_what_their_role_is(whole):
     # Three of four heads: the scores of the others are no shares of attention.
     names = np.array([["positional", "previous_token"], ["first_token", ""]])

@@ -83,11 +83,14 @@ def test_a_figure_shows_itself(attention_map):
 
 
 def test_roles_are_named_in_their_cells():
-    names = np.array([["induction", "mixed"]], object)
+    names = np.array([["induction", "no_clear_role"]], object)
     role = mh.heads.Column(np.array([[0.8, np.nan]]), "score", "", names=names)
     roles = mh.heads.Heads.of("Roles", {"role": role})
     axes = mh.plot(roles).axes[0]
-    assert [text.get_text() for text in axes.texts] == ["induction 0.80", "mixed"]
+    assert [text.get_text() for text in axes.texts] == [
+        "induction 0.80",
+        "no_clear_role",
+    ]
     np.testing.assert_allclose(axes.images[0].get_array(), [[0.8, 0]])
     assert (axes.get_xlabel(), axes.get_ylabel()) == ("head", "layer")
 

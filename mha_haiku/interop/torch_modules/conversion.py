@@ -13,17 +13,33 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.interop.torch_modules import environment, module_facts
+from mha_haiku.interop.torch_modules import (
+    attention_function,
+    environment,
+    host_values,
+    module_facts,
+)
 
-# Methods of a model of transformers that choose what can be traced.
-OPTIONS = {
-    "set_attn_implementation": "eager",
-    # The default takes grouped products, which torchax lacks, or sizes that depend on
-    # the data.
-    "set_experts_implementation": "batched_mm",
-}
+_UNREADABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+
+
+class Pair(NamedTuple):
+    """A PyTorch module as it came, and the copy that runs in JAX."""
+
+    original: Any  # a copy too, in evaluation
+    copy: Any
+    # From inputs and keywords, as of a `TorchModule`, to arguments of the module.
+    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
+    # The function of a `TorchModule`, by keyword `read` for what is returned of the
+    # module's result.
+    run: Callable[..., Any]
 
 
 class TorchModule(NamedTuple):
@@ -34,6 +50,7 @@ class TorchModule(NamedTuple):
     # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
+    pair: Pair  # to compare the function with torch
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
@@ -43,6 +60,7 @@ class TorchModule(NamedTuple):
     end_tokens: tuple[int, ...]  # those that end a text
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
+    reads: list[str]  # where the module reads values of inputs, once that is known
 
     @property
     def name(self) -> str:
@@ -66,24 +84,25 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     torch_environment = environment.environment()
-    module = _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
-    for method, option in OPTIONS.items():
-        if hasattr(module, method):
-            getattr(module, method)(option)
+    original, module = (
+        _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
+        for _ in range(2)
+    )
+    attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
-    main = getattr(module, "main_input_name", None) or first or _TOKENS
+    main = getattr(module, "main_input_name", None)
+    main = main if main in known else first or main or _TOKENS
     _name_parts(module)
-    params, run = _as_function(module, torch_environment)
+    params, function = _as_function(module, torch_environment)
 
-    def forward(
-        params: Mapping[str, jax.Array],
+    def arguments(
         inputs: jax.Array | np.ndarray,
         *,
         lengths: jax.Array | np.ndarray | None = None,
         **given: Any,
-    ):
+    ) -> tuple[tuple, dict[str, Any]]:
         side = {"": (inputs, lengths)}
         if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
             side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
@@ -101,19 +120,28 @@ def convert(module: Any) -> TorchModule:
                         f"{type(module).__name__} takes no {mask}, by which padding is "
                         "known."
                     )
-                valid = np.arange(array.shape[1])[None] < jnp.asarray(lengths)[:, None]
+                valid = np.arange(array.shape[1])[None] < lengths[:, None]
                 given[mask] = valid.astype(np.int32)
         if "use_cache" in known:
             given.setdefault("use_cache", False)
+        # Its name may be no keyword.
+        args = (given.pop(main),) if main in given and main == first else ()
+        return args, given
+
+    def run(
+        params: Mapping[str, jax.Array],
+        *inputs: Any,
+        read: Any = first_of,
+        **given: Any,
+    ):
+        args, given = arguments(*inputs, **given)
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
-            # int64 is asked for everywhere, and is int32 in JAX.
+            # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            given = jax.tree.map(
-                lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
-            )
-            # Its name may be no keyword.
-            args = (given.pop(main),) if main in given and main == first else ()
-            return run(params, args, given)
+            return function(params, args, given, read)
+
+    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any):
+        return run(params, *inputs, **given)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -124,6 +152,7 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
+        Pair(original, module, arguments, run),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -135,6 +164,7 @@ def convert(module: Any) -> TorchModule:
             module_facts.num_tokens(module),
             module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
         ),
+        [],
     )
 
 
@@ -167,9 +197,9 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments and keywords. Tensors are parameters and
-    buffers, each once, and attributes. What a module computes, such as a parametrized
-    weight, is none.
+    The function takes tensors, arguments, keywords, and what reads the result. Tensors
+    are parameters and buffers, each once, and attributes. What a module computes, such
+    as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -179,14 +209,52 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
-    def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
-        with torch_environment:
-            found = torch.func.functional_call(
-                module, *torch_environment.j2t_iso((dict(params), args, given))
-            )
-        return torch_environment.t2j_iso(_first(found))
+    # Integers of 64 bits are constants of the program, which no parameter holds.
+    fixed = {name: x for name, x in tensors.items() if x.dtype == torch.int64}
+    arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    return torch_environment.t2j_copy(tensors), run
+    def run(
+        params: Mapping[str, jax.Array],
+        args: tuple,
+        given: dict[str, Any],
+        read: Callable[[Any], Any],
+    ):
+        tensor = functools.partial(_tensor, torch_environment)
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
+        try:
+            with torch_environment.running(), attention_function.replaced():
+                every = {name: x.clone() for name, x in fixed.items()}
+                every |= torch_environment.j2t_iso(dict(params))
+                found = torch.func.functional_call(module, every, *inputs)
+                found = torch_environment.t2j_iso(read(found))
+        except (*_UNREADABLE, torch_environment.missing) as cause:
+            raise host_values.error(module, cause, (args, given)) from None
+        return jax.tree.map(_narrow, found)
+
+    return torch_environment.t2j_copy(arrays), run
+
+
+def _is_host(x: Any) -> bool:
+    return isinstance(x, host_values.HostValues)
+
+
+def _tensor(torch_environment: Any, x: Any) -> Any:
+    """Makes an array a tensor; integers have 64 bits in torch."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not hasattr(x, "dtype"):
+        return x
+    is_long = x.dtype in (np.int32, np.int64)
+    if _is_host(x):
+        return torch.from_numpy(np.array(x, np.int64 if is_long else x.dtype))
+    with jax.enable_x64(is_long):
+        x = jnp.asarray(x, np.int64 if is_long else None)
+    return torch_environment.j2t_iso(x)
+
+
+def _narrow(x: jax.Array) -> jax.Array:
+    """Gives numbers of 64 bits the 32 that they have in JAX by default."""
+    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _name_parts(module: Any) -> None:
@@ -216,7 +284,7 @@ def _scoped(function: Callable, name: str) -> Callable:
     return scoped
 
 
-def _first(output: Any) -> Any:
+def first_of(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
     Dataclasses and named tuples are searched by field name, as mappings are; None is
@@ -232,4 +300,4 @@ def _first(output: Any) -> Any:
     if not isinstance(output, Mapping):
         return output
     values = {name: x for name, x in output.items() if x is not None}
-    return _first(values.get("logits", next(iter(values.values()), None)))
+    return first_of(values.get("logits", next(iter(values.values()), None)))

@@ -1,10 +1,9 @@
 """The environment in which torchax runs operations of PyTorch in JAX."""
 
+import contextlib
 import functools
+from collections.abc import Iterator
 from typing import Any
-
-import jax
-import jax.numpy as jnp
 
 from mha_haiku.core import checks
 
@@ -24,67 +23,34 @@ _DROPPED = (
 def environment() -> Any:
     """Imports torchax, and makes its environment, which runs torch in JAX."""
     try:
-        _define_dropped()
         import torch  # pyright: ignore[reportMissingImports]
-        import torchax.interop  # pyright: ignore[reportMissingImports]
-        import torchax.tensor  # pyright: ignore[reportMissingImports]
-        import torchax.view  # pyright: ignore[reportMissingImports]
-        from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
+
+        _define_dropped()
+        # torchax renames torch's backend for devices of others, by which torch then
+        # takes every process for one that has such a device.
+        renames = torch.utils, "rename_privateuse1_backend"
+        registers = torch, "_register_device_module"
+        sets = torch.backends.mha, "set_fastpath_enabled"
+        with _without(*renames), _without(*registers), _without(*sets):
+            import torchax.interop  # noqa: F401  # pyright: ignore
+        from mha_haiku.interop.torch_modules import torch_arrays
     except ImportError as error:
         raise checks.ConfigError(
             "A PyTorch module needs torch and torchax: pip install 'mha_haiku[torch]'."
             f"\n{error}"
         ) from None
+    return torch_arrays.Environment()
 
-    here = (torchax.tensor.Tensor, torchax.view.View)
 
-    def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any):
-        return torch.as_tensor(data, dtype=dtype or of.dtype)
-
-    class Environment(torchax.tensor.Environment):
-        """Runs operations of torch in JAX, without adding names."""
-
-        def __init__(self):
-            super().__init__()
-            # torch folds the axes of a batch and of heads, which this keeps apart.
-            for name in torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__:
-                self.override_op_definition(name, self._matmul)
-            self.override_op_definition(torch.Tensor.new_tensor, _new_tensor)
-
-        def _matmul(self, *args: Any):
-            return self.j2t_iso(jnp.matmul(*self.t2j_iso(args)))
-
-        def _is_same_device(self, the_tensor: Any, new_device: Any):
-            # A module may name the CPU; what it computes stays where it is.
-            is_here = isinstance(the_tensor, here)
-            return is_here or super()._is_same_device(the_tensor, new_device)
-
-        def t2j_iso(self, torchtensors: Any):
-            # Tensors made without a device are constants, which torch itself computes
-            # up to where they meet others. Single numbers are left to torchax, which
-            # lets them take on the dtype of what they meet.
-            def moved(x: Any):
-                return x if isinstance(x, here) or not x.ndim else self.to_xla(x)
-
-            torchtensors = _pytree.tree_map_only(torch.Tensor, moved, torchtensors)
-            return super().t2j_iso(torchtensors)
-
-        def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None):
-            if getattr(getattr(func, "_schema", None), "is_mutable", False):
-                written = (kwargs or {}).get("out", args[0])
-                if not isinstance(written, here) and any(
-                    isinstance(x, here) for x in args
-                ):
-                    raise TypeError(
-                        "function must write what it computes into tensors on the "
-                        "device of its inputs, as of torch.zeros(3, device=x.device), "
-                        f"got {func} into a tensor made without device=."
-                    )
-            # What torchax adds to a path ends there: it is no module.
-            with jax.named_scope("torch::"):
-                return super().dispatch(func, types, args, kwargs)
-
-    return Environment()
+@contextlib.contextmanager
+def _without(owner: Any, name: str) -> Iterator[None]:
+    """Enters a context in which a function does nothing."""
+    function = getattr(owner, name)
+    setattr(owner, name, lambda *_: None)
+    try:
+        yield
+    finally:
+        setattr(owner, name, function)
 
 
 @functools.cache  # torch crashes where what is defined is dropped again

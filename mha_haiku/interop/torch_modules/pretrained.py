@@ -10,7 +10,7 @@ import numpy as np
 from mha_haiku.core import checks
 from mha_haiku.interop import loader, sources
 from mha_haiku.interop.families import FAMILIES
-from mha_haiku.interop.torch_modules import conversion, environment
+from mha_haiku.interop.torch_modules import environment
 from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
@@ -48,7 +48,6 @@ def load(found: sources.Source, *, dtype: Any = None) -> tuple[Any, Any] | None:
         module, report = model_class.from_pretrained(
             found.folder,
             config=transformers.CONFIG_MAPPING[kind].from_dict(_plain(found.config)),
-            attn_implementation=conversion.OPTIONS["set_attn_implementation"],
             dtype=str(jnp.dtype(dtype or np.float32)),
             use_safetensors=True,
             ignore_mismatched_sizes=True,  # reported below, with their names

@@ -52,7 +52,7 @@ from mha_haiku.lab.heads.orders import Step, greedy_order, order
 from mha_haiku.lab.heads.patching import Edges, Patched, activation_patching
 from mha_haiku.lab.heads.pruning import open_gates, prune, scaled
 from mha_haiku.lab.heads.roles import (
-    MIXED,
+    NO_CLEAR_ROLE,
     ROLES,
     SCORES,
     role_evidence,
@@ -74,7 +74,7 @@ __all__ = [
     "HeadWeights",
     "Heads",
     "MEASURES",
-    "MIXED",
+    "NO_CLEAR_ROLE",
     "Measure",
     "Metric",
     "Patched",

@@ -199,11 +199,11 @@ class Circuit(Result):
         columns.append(tables.Column("value", self.edges.unit, "{:.4g}"))
         return tables.Table(columns, self.rows())
 
-    def text(self) -> str:
+    def text(self, count: int | None = 20) -> str:
         """Writes the table as text, with the faithfulness of the circuit below it."""
         edges = self.edges
         return (
-            f"{self.table().text()}\n\n{self}\n"
+            f"{super().text(count)}\n\n{self}\n"
             f"metric: {edges.base.mean():.4g} clean, {edges.other.mean():.4g} "
             f"corrupted, {self.only.mean():.4g} with the circuit alone, "
             f"{self.without.mean():.4g} without it"

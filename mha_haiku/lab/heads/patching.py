@@ -73,6 +73,8 @@ class Patched(Changes):
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()  # of the parts; () if there is one kind
     tokens: tuple[str, ...] = ()  # at the positions, for one pair of texts
+    # Numbers of layers in the model; () if all have attention, and are counted.
+    numbers: tuple[int, ...] = ()
     file_name = "patching"
 
     @property
@@ -82,10 +84,12 @@ class Patched(Changes):
 
     def rows(self) -> list[dict[str, int | float]]:
         """Lists a row for each patched place, with its `axes` and its numbers."""
-        return [
+        rows = [
             dict(zip(self.axes, place, strict=True)) | self._numbers(tuple(place))
             for place in np.argwhere(~np.isnan(self.mean)).tolist()
         ]
+        numbers = self.numbers or range(len(self.mean))
+        return [row | {"layer": numbers[row["layer"]]} for row in rows]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

@@ -57,7 +57,7 @@ ROLES = {
     "uniform": Role(0.95, _ENTROPY, score="relative_entropy"),
     "broad": Role(0.75, _ENTROPY, limit=0.95, score="relative_entropy"),
 }
-MIXED = "mixed"
+NO_CLEAR_ROLE = "no_clear_role"
 _NEAR = ("previous_token", "next_token", "own_position")  # offsets with a role
 _LONGEST = max(map(len, ROLES))
 # The largest offset, and distance from the anti-diagonal, that is counted separately.
@@ -91,7 +91,7 @@ def roles(
 
     Example:
       >>> mh.heads.roles(model, params, batches)["role"].names.tolist()
-      [['previous_token', 'mixed'], ['induction', 'mixed']]
+      [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
     """
     observe = _observed(model, separators=tuple(separators))
 
@@ -117,9 +117,9 @@ def roles(
 def role_of(scores: Mapping[str, float]) -> str:
     """Chooses the role whose score is furthest on the way from its threshold to 1.
 
-    Scores are by the names of `SCORES`; "mixed" if none reaches its threshold. A head
-    that reaches the threshold of "previous_token", "next_token" or "own_position" is
-    not "positional", which is for other offsets.
+    Scores are by the names of `SCORES`; "no_clear_role" if none reaches its threshold.
+    A head that reaches the threshold of "previous_token", "next_token" or
+    "own_position" is not "positional", which is for other offsets.
 
     Example:
       >>> mh.heads.role_of({"previous_token": 0.6, "first_token": 0.9})
@@ -127,7 +127,7 @@ def role_of(scores: Mapping[str, float]) -> str:
       >>> mh.heads.role_of({"previous_token": 0.6, "positional": 1.0})
       'previous_token'
       >>> mh.heads.role_of({"previous_token": 0.2, "first_token": 0.3})
-      'mixed'
+      'no_clear_role'
     """
     margins: dict[str, float] = {}
     for name, role in ROLES.items():
@@ -136,7 +136,7 @@ def role_of(scores: Mapping[str, float]) -> str:
             margins[name] = (score - role.threshold) / (1 - role.threshold)
     if any(name in margins for name in _NEAR):
         margins.pop("positional", None)
-    return max(margins, key=margins.__getitem__, default=MIXED)
+    return max(margins, key=margins.__getitem__, default=NO_CLEAR_ROLE)
 
 
 @model_runs.compiled
@@ -295,7 +295,7 @@ def roles_of_evidence(
       ...     return jax.tree.map(lambda x: x.sum(0), found)  # over examples
       >>> sums = [evidence(attention_map) for attention_map in subject.maps(tokens)]
       >>> mh.heads.roles_of_evidence(sums)["role"].names.tolist()
-      [['previous_token', 'mixed'], ['induction', 'mixed']]
+      [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
     """
     if columns is None:
         columns = [range(len(sums["positional"])) for sums in found]
@@ -310,7 +310,7 @@ def roles_of_evidence(
         for h, place in enumerate(places):
             of_head = {name: x[h] for name, x in scores.items()}
             names[i, place] = name = role_of(of_head)
-            if name != MIXED:
+            if name != NO_CLEAR_ROLE:
                 deciding[i, place] = of_head[ROLES[name].score or name]
     told = {name: ("", label) for name, label in SCORES.items()}
     told[OFFSET] = "positions", "most frequent offset of a query's key"
@@ -321,7 +321,7 @@ def roles_of_evidence(
         name: f"at least {role.threshold:g} of: {role.label}"
         for name, role in ROLES.items()
     }
-    meanings[MIXED] = "none of the roles"
+    meanings[NO_CLEAR_ROLE] = "none of the roles"
     notes = (f"role {x:<{_LONGEST}}  {y}" for x, y in meanings.items() if x in names)
     return Heads.of("Roles of heads", shown, tuple(kinds), notes=tuple(notes))
 

@@ -25,7 +25,7 @@ from mha_haiku.core import checks, models
 from mha_haiku.lab.heads import circuits, components, model_runs
 from mha_haiku.lab.heads.components import Component, Held
 from mha_haiku.lab.heads.model_runs import Batches
-from mha_haiku.records import Result, tables
+from mha_haiku.records import Result
 from mha_haiku.training import tasks
 
 HELD = (
@@ -44,8 +44,12 @@ class Answer(Result, abc.ABC):
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
         """Lists a row per number, as a dict by the names of columns."""
 
+    def text(self, count: int | None = 12) -> str:
+        """Writes the title and the `count` largest rows; None means all rows."""
+        return f"{self.title}\n{super().text(count)}"
+
     def __repr__(self) -> str:
-        return f"{self.title}\n{tables.of_rows(self.rows(12)).text()}"
+        return self.text()
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)

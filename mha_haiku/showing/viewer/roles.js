@@ -5,9 +5,9 @@ const roleColors = {
   separator: '#8a6d00', induction: '#ee6677', positional: '#aa3377', anti_diagonal: '#882255',
   monotonic: '#44aa99', aligned: '#ff5a1f', uniform: '#9d8cd6', broad: '#b0a8b9',
 };
-const roleColor = (name) => roleColors[name] ?? (!name || name === 'mixed' ? 'transparent' : '#808080');
+const roleColor = (name) => roleColors[name] ?? (!name || name === 'no_clear_role' ? 'transparent' : '#808080');
 
-const roleWords = (name) => (name === 'mixed' ? 'no clear role' : shorten(inWords(name), 40));
+const roleWords = (name) => shorten(inWords(name), 40);
 
 const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
 
@@ -15,7 +15,7 @@ const roleOf = (set, layer, head) => set.roles?.[layer]?.[head]?.name ?? '';
 function tellRoles(set) {
   const counts = new Map();
   set.roles?.flat().filter(Boolean).forEach(({ name }) => counts.set(name, (counts.get(name) ?? 0) + 1));
-  const isKnown = (name) => Number(name !== 'mixed');
+  const isKnown = (name) => Number(name !== 'no_clear_role');
   const sorted = [...counts].sort(([x, a], [y, b]) => isKnown(y) - isKnown(x) || b - a);
   element('roles').hidden = !sorted.length;
   element('roles').replaceChildren(...sorted.map(([name, count]) => {

@@ -234,7 +234,7 @@ def _continued(
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, codec.max_length)
-    codec.check(example_rows.example(np.array([written])))
+    conversion.batch_of(subject, np.array([written]))
     room = start + tokens if _is_causal(subject, written) else None
     for i in range(tokens):
         logits = _logits(subject, written, room)

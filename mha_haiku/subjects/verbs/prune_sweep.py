@@ -102,7 +102,7 @@ class Pruned(Result):
         ]
         return Table(columns, rows)
 
-    def text(self) -> str:
+    def text(self, count: int | None = None) -> str:
         """Writes the table as text, with a legend of its columns."""
         metric, legend = next(x for x in _METRICS if x in self.points[0].metrics), ""
         kinds = ", ".join(self.points[0].kinds)
@@ -116,7 +116,7 @@ class Pruned(Result):
             spoken = metric.replace("_", " ")
             legend += f"{self.baseline_name}: the {spoken} with heads in that order\n"
         return (
-            f"{self.title}\n\n{self.table().text()}\n\n{legend}"
+            f"{self.title}\n\n{self.table().text(count=count)}\n\n{legend}"
             "faster: the forward pass, alternating with the whole model\n"
             "ideal: by the number of operations\n"
             f"kept: the heads of each layer, with ; between layers{between_kinds}"

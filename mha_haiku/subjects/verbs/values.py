@@ -9,10 +9,11 @@ import numpy as np
 
 from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
+from mha_haiku.interop import torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
-from mha_haiku.subjects import answers
+from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, refuse, verb
 
@@ -75,6 +76,29 @@ def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
     batch, _ = given.batch_of(subject, inputs)
     run = functools.partial(model_runs.run, subject.model)
     return all_sites.sites(run, subject.params, batch)
+
+
+@verb
+def check(subject: Subject, inputs: Any = None) -> torch_modules.Certificate:
+    """Compares a PyTorch module with its trace, whatever the size of the inputs.
+
+    Outputs, gradients and, per layer, weights times values and heads. Verbs do so by
+    themselves once for each kind of inputs, up to a size that the answer says. Inputs
+    default to the first of the examples, or to eight tokens.
+
+    Raises:
+      ValueError: If they differ, unless the module was wrapped by `check=False`; or the
+        subject is no PyTorch module.
+    """
+    if subject.certifier is None:
+        refuse(subject, "check", "is no PyTorch module")
+    if inputs is None and subject.batches:
+        batch = subject.batches[0]
+    elif inputs is None:
+        batch = example_rows.some_tokens(subject.codec)
+    else:
+        batch = given.batch_of(subject.replace(certifier=None), inputs)[0]
+    return given.compared_with_torch(subject, batch, always=True)
 
 
 @verb

@@ -186,7 +186,7 @@ def test_roles_of_cross_heads():
         "positional": down,
         "first_token": 30 * np.eye(S)[[0] * T],
         "uniform": 0 * down,
-        "mixed": 30 * np.eye(S)[[2, 5, 0, 4]],
+        "no_clear_role": 30 * np.eye(S)[[2, 5, 0, 4]],
     }
     own = 30 * np.eye(S)[:, [1, 2, 3, 4, 5, 0]].T
     model = _attending([own], [30 * np.eye(T)], list(cross.values()))
@@ -211,7 +211,7 @@ def test_roles_of_cross_heads():
     # Without a known alignment there is none to score.
     found = heads.roles(model, {}, [example], align=lambda row: {})
     assert "aligned" not in found
-    assert found["role"].names[2, 0] == "mixed"
+    assert found["role"].names[2, 0] == "no_clear_role"
     # Examples without a source have no part in the means.
     lengths = np.int32([S, 0, S])
     padded = heads.roles(model, {}, [example._replace(lengths=lengths)], align=align)

@@ -51,7 +51,7 @@ def test_roles_are_told_by_their_thresholds():
         "next_token": 0.8 * previous.T,
         "own_position": 0.8 * np.eye(length),
         "first_token": 0.55 * first,
-        "mixed": 0.46 * first + 0.4 * sixth,
+        "no_clear_role": 0.46 * first + 0.4 * sixth,
         "broad": np.where((np.arange(length) % 11 > 2)[None], 1 / 8, 0) + 0 * first,
         "uniform": np.random.default_rng(0).uniform(0.5, 1, (length, length)) / length,
         # Further above the threshold of "positional", which is for other offsets.

@@ -41,7 +41,7 @@ def test_roles_of_whole_maps_are_those_of_the_model(trained):
     assert found.names.tolist() == expected["role"].names.tolist()
     for i, h in np.ndindex(2, 2):
         name = found.names[i, h]
-        if name != heads.MIXED:
+        if name != heads.NO_CLEAR_ROLE:
             score = expected[heads.ROLES[name].score or name].mean[i, h]
             assert found.mean[i, h] == pytest.approx(score, abs=2e-3)
 
@@ -53,7 +53,7 @@ def test_equal_texts_tell_induction_and_images_do_not():
     key = np.where(np.arange(8)[None, :, None, None] == 3, 20, 0) * query
     _, found = mh.attend(query, key, key)
     images = [np.zeros((8, 2, 2), np.uint8)]
-    for options, expected in (({}, "induction"), ({"images": images}, "mixed")):
+    for options, expected in (({}, "induction"), ({"images": images}, "no_clear_role")):
         shown = maps.map_set(text_maps.TextMaps([found], "aaaaaaaa", **options))
         assert shown.columns["role"].names.tolist() == [[expected]]
     assert np.isnan(shown.columns["role"].mean).all()
@@ -65,7 +65,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
     query = np.ones((1, 5, 1, 4), np.float32)
     key = np.where(np.arange(5)[None, :, None, None] == 4, 20, 0) * query
     _, found = mh.attend(query, key, key)
-    for last, expected in (("[SEP]", "separator"), ("down", "mixed")):
+    for last, expected in (("[SEP]", "separator"), ("down", "no_clear_role")):
         tokens = ["[CLS]", "the", "cat", "sat", last]
         columns = maps.map_set(text_maps.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]

@@ -1,0 +1,332 @@
+"""Attention of transformers' models by our engine, masks by our algebra.
+
+A model of transformers looks up its attention function and its mask function by the
+name of an implementation. While a wrapped model is traced, `replaced` answers with ours
+in place of transformers' own plain ones, so that no array of all queries and keys is
+made, and maps are exact. Functions that somebody else registered are traced as they
+are. B batch, H heads, T queries, S keys.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import inspect
+import operator
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import jax.extend.core
+import jax.numpy as jnp
+import numpy as np
+
+from mha_haiku.core import masks, tiles
+from mha_haiku.core.attention import implementations, normalizers, scores
+from mha_haiku.interop.torch_modules import environment
+
+_PLAIN = "eager", "sdpa"  # implementations
+_EAGER, _SDPA = (f"{name}_attention_forward" for name in _PLAIN)
+# What ours takes; windows are in the masks.
+_OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
+# Mask functions of transformers, by what they close over. Others are called.
+_MASKS: dict[str, Callable[..., masks.Mask]] = {
+    "causal_mask_function": masks.causal,
+    "bidirectional_mask_function": masks.full,
+    "sliding_window_overlay": lambda sliding_window: masks.window(
+        sliding_window - 1, None
+    ),
+    "sliding_window_bidirectional_overlay": lambda sliding_window: masks.window(
+        sliding_window, sliding_window
+    ),
+}
+
+
+def choose(module: Any) -> None:
+    """Sets what cannot be traced in a model of transformers to what can.
+
+    Those are kernels of attention, and products of experts whose sizes depend on the
+    data. Plain attention and functions of the user are kept, for each config by itself.
+    """
+    if "transformers" not in sys.modules:
+        return
+    import transformers  # pyright: ignore[reportMissingImports]
+    from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
+
+    def is_users(table: Any, name: str | None) -> bool:
+        function = table._global_mapping.get(name)
+        return function is not None and not _is_of_transformers(function)
+
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if not isinstance(config, transformers.PreTrainedConfig):
+            continue
+        name = config._attn_implementation
+        interface = transformers.AttentionInterface
+        if name not in (None, *_PLAIN) and not is_users(interface, name):
+            has_sdpa = bool(getattr(part, "_supports_sdpa", False))
+            config._attn_implementation_internal = _PLAIN[has_sdpa]
+        if not is_users(moe.ExpertsInterface, config._experts_implementation):
+            config._experts_implementation_internal = "batched_mm"
+
+
+def _is_of_transformers(function: Any) -> bool:
+    function = getattr(function, "func", function)  # of functools.partial
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
+@contextlib.contextmanager
+def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Enters a context in which models get changed functions of transformers.
+
+    Functions of attention that are not of transformers stay as they are.
+    """
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    interface = transformers.AttentionInterface
+    look_up = interface.get_interface
+
+    def get_interface(self: Any, name: str, default: Callable) -> Callable:
+        function = look_up(self, name, default)
+        return change(function) if _is_of_transformers(function) else function
+
+    interface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        interface.get_interface = look_up
+
+
+@contextlib.contextmanager
+def replaced() -> Iterator[None]:
+    """Enters a context in which models of transformers attend by our engine."""
+    if "transformers" not in sys.modules:
+        yield
+        return
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    table = transformers.AttentionMaskInterface._global_mapping
+    attention = transformers.AttentionInterface._global_mapping
+    before = {name: table[name] for name in _PLAIN}
+    for name, function in before.items():
+        if _is_of_transformers(function) and (
+            name not in attention or _is_of_transformers(attention[name])
+        ):
+            table[name] = functools.partial(_lazy_mask, function)
+
+    def change(function: Callable) -> Callable:
+        is_plain = getattr(function, "__name__", "") in (_EAGER, _SDPA)
+        return functools.partial(_attend, function) if is_plain else function
+
+    try:
+        with looked_up(change):
+            yield
+    finally:
+        table.update(before)
+
+
+def _attend(
+    function: Callable,
+    module: Any,
+    query: Any,
+    key: Any,
+    value: Any,
+    attention_mask: Any = None,
+    **options: Any,
+) -> tuple[Any, Any]:
+    """Attends like `function`, which does it itself where ours lacks an option.
+
+    Queries are `[B, H, T, K]`; returns heads `[B, T, H, V]` and weights.
+    """
+    read = inspect.signature(function).parameters.keys() - _OPTIONS
+    batch, num_heads, _, size = query.shape
+    _, groups, num_keys, _ = key.shape
+    if (
+        any(options.get(name) is not None for name in read)
+        or options.get("dropout")
+        or not isinstance(options.get("scaling") or 1.0, int | float)
+        or not hasattr(query, "_env")  # of torch itself, in another thread
+        or key.shape != (batch, groups, num_keys, size)
+        or value.shape[:3] != key.shape[:3]
+        or num_heads % groups
+    ):
+        return function(module, query, key, value, attention_mask, **options)
+    env = environment.environment()
+    arrays = (jnp.swapaxes(x, 1, 2) for x in env.t2j_iso((query, key, value)))
+    mask = getattr(attention_mask, "mask", None)
+    if mask is not None:
+        attention_mask = None
+    terms = weighting(function, module, query, attention_mask, options, env.t2j_iso)
+    terms = terms if mask is None else terms | {"mask": mask}
+    heads, map_ = implementations.attend(*arrays, **terms)
+    weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
+    return env.j2t_iso(heads), _deferred()(weights, map_.weights)
+
+
+def weighting(
+    function: Callable,
+    module: Any,
+    query: Any,
+    attention_mask: Any,
+    options: dict[str, Any],
+    array: Callable[[Any], jax.Array],
+) -> dict[str, Any]:
+    """Returns what `attend` takes for a call of a function of transformers.
+
+    Args:
+      attention_mask: `[B, H, T, S]` of booleans or floats, `[B, S]` of a flash kernel.
+      array: Converts a tensor.
+    """
+    length, size = query.shape[-2:]
+    is_eager = function.__name__ == _EAGER
+    scale = options.get("scaling")
+    scale = size**-0.5 if scale is None else float(scale)
+    mask, biases = masks.full(), []
+    is_causal = options.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not is_eager and attention_mask is None and is_causal and length > 1:
+        mask = masks.causal()
+    if attention_mask is not None:
+        whole = array(attention_mask)
+        if whole.dtype == bool and not is_eager:
+            mask = masks.as_mask(whole)
+        else:
+            biases.append(whole)  # eager adds booleans, too
+    if options.get("position_bias") is not None:
+        biases.append(array(options["position_bias"]))
+    sinks = options.get("s_aux") if function.__name__ != _SDPA else None
+    return {
+        "mask": mask,
+        "bias": sum(biases).astype(jnp.float32) if biases else None,
+        "score": scores.dot_product(scale, options.get("softcap")),
+        "normalizer": None if sinks is None else normalizers.sink(array(sinks)),
+    }
+
+
+def _lazy_mask(function: Callable, **options: Any) -> Any:
+    """Makes the mask that `function` makes, `[B, 1, T, S]`, of no memory."""
+    from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
+    from transformers import masking_utils  # pyright: ignore[reportMissingImports]
+
+    if any(
+        not isinstance(offset, int) or offset  # of caches
+        for offset in (options.get(name, 0) for name in ("q_offset", "kv_offset"))
+    ):
+        return function(**options)
+    batch_size, num_queries, num_keys = (
+        options[name] for name in ("batch_size", "q_length", "kv_length")
+    )
+    mask_function, padding = options["mask_function"], options.get("attention_mask")
+    if padding is not None:
+        padding = masking_utils.prepare_padding_mask(padding, num_keys, 0)
+        padding = masking_utils.padding_mask_function(padding)
+        mask_function = masking_utils.and_masks(mask_function, padding)
+    mask = _as_mask(mask_function, batch_size)
+    if isinstance(mask, masks.Full) and options.get("allow_is_bidirectional_skip"):
+        return None
+    is_bias = function.__name__ == "eager_mask"
+    dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
+    like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)
+
+    def whole() -> jax.Array:
+        seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
+        if is_bias:
+            seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+        return jnp.broadcast_to(seen, like.shape)
+
+    return _deferred()(like, whole, mask)
+
+
+def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
+    """Converts a mask function of transformers to a mask."""
+    parts = inspect.getclosurevars(function).nonlocals
+    kind = function.__qualname__.partition(".")[0]
+    if not _is_of_transformers(function):
+        return _OfIndices.of(function, batch_size)
+    if kind in _MASKS:
+        return _MASKS[kind](**parts)
+    if kind in ("and_masks", "or_masks"):
+        both = operator.and_ if kind == "and_masks" else operator.or_
+        made = (_as_mask(part, batch_size) for part in parts["mask_functions"])
+        return functools.reduce(both, made)
+    if kind != "padding_mask_function":
+        return _OfIndices.of(function, batch_size)
+    seen = environment.environment().t2j_iso(parts["padding_mask"])
+    known = tiles.known(seen)
+    if known is not None and known.all():
+        return masks.full()
+    return masks.segments(np.ones((1, 1), np.int32), seen.astype(jnp.int32))
+
+
+@tiles.pytree
+class _OfIndices(masks.Mask):
+    """A mask that a function computes of indices: example, head, query and key."""
+
+    constants: list[jax.Array]  # that the function closes over
+    program: Any = tiles.static()  # a jaxpr of these and of four numbers
+    example: jax.Array | np.ndarray = tiles.array("")
+
+    @classmethod
+    def of(cls, function: Callable, batch_size: int) -> "_OfIndices":
+        env = environment.environment()
+
+        def of_one(*indices: jax.Array) -> jax.Array:
+            return env.t2j_iso(function(*env.j2t_iso(indices)))
+
+        closed = jax.make_jaxpr(of_one)(*[np.int32(0)] * 4)
+        return cls(closed.consts, closed.jaxpr, np.arange(batch_size, dtype=np.int32))
+
+    def aligned_tile(
+        self, rows: tiles.Positions, columns: tiles.Positions
+    ) -> jax.Array:
+        closed = jax.extend.core.ClosedJaxpr(self.program, self.constants)
+        tile = jax.extend.core.jaxpr_as_fun(closed)
+        for axis in (3, 2, *[0] * jnp.ndim(self.example)):
+            tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
+        at = tiles.as_array(rows), tiles.as_array(columns)
+        with jax.enable_x64(True):  # as the program was traced
+            (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
+        return tile[..., None, :, :]
+
+    def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
+        del head
+        return dataclasses.replace(self, example=tiles.at_batch(self.example, example))
+
+
+@functools.cache
+def _deferred() -> type:
+    """Makes the class of tensors whose numbers are computed when they are read."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torchax.tensor  # pyright: ignore[reportMissingImports]
+    from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
+
+    class Deferred(torchax.tensor.Tensor):
+        """A tensor that is computed when a program reads it, or whose mask is read."""
+
+        def __new__(cls, like: jax.ShapeDtypeStruct, *_: Any):
+            return super().__new__(cls, like, environment.environment())
+
+        def __init__(
+            self,
+            like: jax.ShapeDtypeStruct,
+            compute: Callable[[], jax.Array],
+            mask: masks.Mask | None = None,
+        ):
+            self._env = environment.environment()
+            self._like, self._compute, self.mask = like, compute, mask
+
+        _elem = functools.cached_property(lambda self: self._compute())
+        shape = property(lambda self: torch.Size(self._like.shape))
+        ndim = property(lambda self: len(self._like.shape))
+        dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
+
+        def __getitem__(self, index: Any) -> Any:
+            pairs = zip(index, self.shape, strict=False)
+            # All of it, as of mask[:, :, :, :num_keys].
+            is_whole = isinstance(index, tuple) and all(
+                isinstance(part, slice) and part.indices(size) == (0, size, 1)
+                for part, size in pairs
+            )
+            return self if is_whole else super().__getitem__(index)
+
+    return Deferred
