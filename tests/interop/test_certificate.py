@@ -59,7 +59,7 @@ def _attention(scale=D**-0.5, mask=True, eps=1e-5, heads=(2, 4)):
         q = x.unflatten(-1, heads).transpose(1, 2)
         scores = scale * q @ q.mT
         if mask:
-            scores = scores + torch.full((T, T), -torch.inf, device=x.device).triu(1)
+            scores = scores + torch.full_like(scores[0, 0], -torch.inf).triu(1)
         return x + (scores.softmax(-1) @ q).transpose(1, 2).flatten(2)
 
     return function
@@ -96,8 +96,8 @@ _squares = lambda _, x: torch.cat([x[..., :4].square(), x[..., 4:]], -1)  # noqa
 # What torch computes, what a copy computes in its place, and where they are found.
 FAULTS = {
     "int64": (
-        _embedded(lambda x: x.long() * 1000003**2 % 97),
-        _embedded(lambda x: (x.int() * 1000003 % 2**31).int() % 97),
+        _embedded(lambda x: x.long() * 1000003 * 1000003 % 97),
+        _embedded(lambda x: x.int() * 1000003 * 1000003 % 97),
         "what it makes",
     ),
     "xor": (_embedded(lambda x: x ^ 5), _embedded(lambda x: x | 5), "what it makes"),
@@ -118,14 +118,14 @@ FAULTS = {
     "detach": (
         lambda _, x: torch.cat([x[..., :4].detach(), x[..., 4:]], -1),
         lambda _, x: torch.cat([x[..., :4], x[..., 4:]], -1),
-        "gradients .*first",
+        "gradients",
     ),
-    "no_grad": (_without_slopes, _squares, "gradients .*first"),
-    "data": (lambda _, x: x + x.data, lambda _, x: x + x, "gradients .*first"),
+    "no_grad": (_without_slopes, _squares, "gradients"),
+    "data": (lambda _, x: x + x.data, lambda _, x: x + x, "gradients"),
     "own backward": (
         lambda _, x: Straight.apply(x),
         lambda _, x: x.sign(),
-        "gradients .*first",
+        "gradients",
     ),
 }
 
@@ -141,9 +141,11 @@ def _changed(module, change):
 def test_a_fault_is_an_error_that_names_its_place(name):
     right, wrong, place = FAULTS[name]
     subject = _changed(Function(right), lambda copy: setattr(copy, "function", wrong))
-    with pytest.raises(ValueError, match=f"differs .*{place}"):
+    is_slope = place == "gradients"
+    said = "gradients +differs .*after first.bias" if is_slope else f"differs .*{place}"
+    with pytest.raises(ValueError, match=said):
         subject.logits(TOKENS)
-    assert "differs 1 time" in repr(subject)
+    assert "torch: differs in 1 call" in repr(subject)
     # Nothing else is a fault.
     right = mh.wrap(Function(wrong if name == "dropout" else right))
     verdict = "not compared" if name == "dropout" else "equal"
@@ -202,7 +204,7 @@ def _tanh_of_groups(module, query, key, value, *args, **options):
 
 def test_maps_that_are_not_those_of_the_heads_are_found(monkeypatch):
     subject = mh.wrap(Function(_attention()))
-    assert "of 1 layers" not in subject.check(TOKENS).text()
+    assert subject.check(TOKENS).verdict == "equal"
     apply = mh.AttentionMap.apply
     monkeypatch.setattr(mh.AttentionMap, "apply", lambda self, x: 1.01 * apply(self, x))
     with pytest.raises(ValueError, match="maps +differs .*attention_0"):
@@ -223,22 +225,17 @@ def test_check_false_goes_on_and_still_tells():
     subject.certifier.module.pair.copy.function = lambda _, x: x + 1
     assert subject.logits(TOKENS).shape == (B, T, D)
     found = subject.check(TOKENS)
-    assert found.verdict == "differs" and "NOT" in print(found) if None else str(found)
+    assert found.verdict == "differs" and "NOT" in str(found)
     assert [row["part"] for row in found.rows()][0] == "outputs"
     with pytest.raises(ValueError, match="is no PyTorch module"):
         mh.wrap(lambda params, x: x).check(TOKENS)
 
 
-def test_calls_of_a_kind_are_compared_once(monkeypatch):
-    calls = []
-    subject = mh.wrap(Function(lambda _, x: calls.append(len(x)) or x))
-    for size, count in ((5, 1), (5, 1), (6, 1), (9, 2)):
-        before = len(calls)
+def test_calls_of_a_kind_are_compared_once():
+    subject = mh.wrap(Function(_plain))
+    for size, count in ((5, 1), (6, 1), (9, 2)):
         subject.logits(np.ones((1, size), int))
         assert len(subject.certifier.found) == count
-        assert len(calls) > before
-    module = Function(lambda _, x: [][0])
-    assert "IndexError" in str(mh.wrap(module).certifier.see) or True
 
 
 @pytest.mark.slow
