@@ -55,6 +55,8 @@ _CONVERSIONS = {
         lambda base, value: jnp.stack([value.real, value.imag], -1),
     ),
 }
+# Views that torchax computes; of others torch says which elements they are.
+_DIRECT = "view transpose permute t slice select expand unsqueeze split".split()
 # Operations that write, whose functional ones have other names.
 _FUNCTIONAL = {"normal_": "normal_functional"}
 # What torchax computes as copies, or with other keywords than torch.
@@ -179,13 +181,17 @@ class Tensor(torchax.tensor.Tensor):
         else:
             torch.Tensor.__setitem__(self, key, value)
 
+    def detach_(self) -> Any:
+        self.memory = self.detach().memory
+        return self
+
     @property
     def device(self) -> torch.device:
         return torch.device(_DEVICE, 0)
 
     @property
     def data(self) -> Any:
-        return torch.ops.aten.detach(self)
+        return self.detach()
 
     @data.setter
     def data(self, other: Any) -> None:
@@ -216,6 +222,8 @@ class FunctionMode(torchax.tensor.XLAFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if isinstance(func, torch._ops.OpOverloadPacket):
+            return func(*args, **(kwargs or {}))
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
@@ -230,6 +238,8 @@ class Environment(torchax.tensor.Environment):
 
     Integers have 64 bits where torch has them; floats do only where a module asks.
     """
+
+    missing = torchax.tensor.OperatorNotFound
 
     def __init__(self):
         super().__init__()
@@ -261,6 +271,10 @@ class Environment(torchax.tensor.Environment):
             for function in functions:
                 self.override_op_definition(function, override)
 
+    def get_and_rotate_prng_key(self, generator: Any = None) -> jax.Array:
+        self.has_drawn = True  # so that torch itself draws other numbers
+        return super().get_and_rotate_prng_key(generator)
+
     @contextlib.contextmanager
     def running(self, seed: int = 0) -> Iterator[None]:
         """Enters a context in which a module can be called on tensors of JAX.
@@ -269,12 +283,13 @@ class Environment(torchax.tensor.Environment):
         generator stays as it was.
         """
         device = f"torch.{_DEVICE}"
+        self.has_drawn = False
         state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
         key = jax.random.key(seed)
         sys.modules[device] = torch.privateuseone = torchax.device_module
         validates = torch.distributions.Distribution._validate_args
         check, apply = os.environ.get(_CHECK), torch.autograd.Function.__dict__["apply"]
-        torch.default_generator.manual_seed(seed)
+        start = torch.default_generator.manual_seed(seed).get_state()
         torch.backends.mha.set_fastpath_enabled(False)  # which torchax lacks
         # Checks of values, which are not there yet.
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -290,6 +305,7 @@ class Environment(torchax.tensor.Environment):
             torch.autograd.Function.apply = apply
             os.environ.pop(_CHECK) if check is None else None
             torch.distributions.Distribution.set_default_validate_args(validates)
+            self.has_drawn |= not torch.equal(torch.get_rng_state(), start)
             torch.set_rng_state(state)
             torch.backends.mha.set_fastpath_enabled(fast)
             del sys.modules[device], torch.privateuseone
@@ -392,7 +408,7 @@ class Environment(torchax.tensor.Environment):
         def move(x: Any) -> Any:
             return x if is_here(x) or not x.ndim else Tensor(self.t2j_copy(x), self)
 
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return _pytree.tree_map_only(torch.Tensor, move, tree)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
@@ -440,7 +456,8 @@ class Environment(torchax.tensor.Environment):
         self, x: Any, tensors: Sequence[Any], kinds: set[Any], is_wide: bool
     ) -> Any:
         """Makes what torchax computed a tensor of ours, with the dtype of torch."""
-        if any(x is tensor for tensor in tensors):
+        is_view = isinstance(x, Tensor) and x.memory.base is not None
+        if is_view or any(x is tensor for tensor in tensors):
             return x
         array, dtype = x._elem, x.dtype
         if dtype in _WIDE and kinds.isdisjoint(_WIDE):
@@ -483,7 +500,7 @@ class Environment(torchax.tensor.Environment):
                 places = torch.as_strided(
                     numbers, metas.shape, metas.stride(), metas.storage_offset()
                 )
-                views = [_choice(_at, places.numpy())]
+                views = [_choice(_at, places.int().numpy())]
             else:
                 views = _choices(self, func, like, rest, kwargs)
         found = []
@@ -715,16 +732,12 @@ def _choices(
     env: Environment, func: Any, like: Any, rest: Any, kwargs: Any
 ) -> list[tuple[Callable, Callable]]:
     """Returns views that choose elements, each with how it is written."""
-    try:
-        op = torchax.tensor.Environment._get_op_or_decomp(env, func)
-    except torchax.tensor.OperatorNotFound:
-        op = None
-    if op is None or not op.is_jax_function:
-        # torch itself says which elements these are.
+    if func._schema.name.partition("::")[2] not in _DIRECT:
         numbers = torch.arange(like.numel()).reshape(like.shape)
         places = func(numbers, *rest, **kwargs)
         places = places if isinstance(places, tuple | list) else [places]
-        return [_choice(_at, x.numpy()) for x in places]
+        return [_choice(_at, x.int().numpy()) for x in places]
+    op = env._get_op_or_decomp(func)
     whole = functools.partial(_called, op.func, rest, kwargs)
     sizes = jax.ShapeDtypeStruct(like.shape, jnp.float32)
     count = len(jax.tree.leaves(jax.eval_shape(whole, sizes)))
