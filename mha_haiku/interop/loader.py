@@ -163,6 +163,9 @@ def _read_own(ours: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
     if (sizes.num_tokens is None) == (sizes.feature_size is None):
         raise ValueError("config.json's sizes must have num_tokens or feature_size.")
     model = fields.decoded(dict[str, Any], ours.get("model"), "config.json's model")
+    for name, neutral in models.GONE.items():
+        if model.get(name, ...) == neutral:
+            del model[name]
     return _config(model), _checked(sizes)
 
 

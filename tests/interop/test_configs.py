@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from mha_haiku import models
 from mha_haiku.core import checks
 from mha_haiku.interop import loader
 from mha_haiku.interop.families import name_tables
@@ -72,7 +71,7 @@ def test_old_words_mean_the_same(case, change):
 )
 def test_windows_count_the_query_there_and_not_here(fields, window):
     found = _read("mistral", lambda config: config.update(fields))
-    assert models.windows(found) == (window,) * 2
+    assert found.attention.window == window
 
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}

@@ -22,6 +22,7 @@ from mha_haiku.subjects import imported_runs
 from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
+    check_parameters,
     check_task,
     refuse,
     verb,
@@ -172,7 +173,7 @@ def learn_gates(
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
     subject = check_task(subject, "learn_gates")
-    pruned_models.check_prunable(subject, "learn_gates")
+    check_parameters(subject, "learn_gates")
     with checks.user_mistakes():
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)

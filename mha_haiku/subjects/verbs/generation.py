@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models, modules
+from mha_haiku.core import checks, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import model_runs
@@ -203,11 +203,8 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
             "behavior past these is untrained."
         )
         return subject
-    windows = [
-        trained - 1 if window is None else min(window, trained - 1)
-        for window in models.windows(subject.config.model)
-    ]
-    window = windows if len(set(windows)) > 1 else windows[0]
+    window = subject.config.model.attention.window
+    window = trained - 1 if window is None else min(window, trained - 1)
     config: configuration.RunConfig = subject.config.replace(
         model=dict(attention=dict(window=window))
     )
@@ -216,7 +213,7 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = computation.once(subject, f"window {windows}", make)
+    model = computation.once(subject, f"window {window}", make)
     return subject.replace(config=config, model=model)
 
 

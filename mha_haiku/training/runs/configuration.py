@@ -26,12 +26,7 @@ _PARTS = fields.integer(1, 2**20)
 _IDLE = ("init_from", "devices.data", "training.tensorboard", "training.samples")
 _IDLE += ("training.non_finite", "training.max_skips", "model.rematerialize")
 _IDLE += ("training.timeline_every",)
-_NEUTRAL = {
-    "training.seeds": 1,
-    "model.embedding.image": None,
-    "model.attention.differential": False,
-    "model.attention.temperature": 1.0,
-}
+_NEUTRAL = {"training.seeds": 1} | {f"model.{x}": y for x, y in models.GONE.items()}
 
 
 class TrainingConfig(Section, path="config.training"):

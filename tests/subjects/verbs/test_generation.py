@@ -179,10 +179,10 @@ def test_tokens_past_the_training_see_as_many_as_it_had(writer):
     subject = writer()
     assert generation._with_room(subject, 6) == subject
     far = generation._with_room(subject, 7)
-    assert models.windows(far.config.model) == (T - 1,)
-    assert models.windows(subject.config.model) == (None,)
+    assert far.config.model.attention.window == T - 1
+    assert subject.config.model.attention.window is None
     narrow = generation._with_room(writer(model__attention__window=2), 201)
-    assert models.windows(narrow.config.model) == (2,)
+    assert narrow.config.model.attention.window == 2
     # The last token's scores depend only on the T before it, in a model that has
     # learned one layer's worth of distances.
     text = "abc" + subject.generate("abc", tokens=8, temperature=0)
@@ -210,7 +210,7 @@ def test_an_edited_model_writes_past_the_training_by_its_edits(writer):
     whole, logits = writer(), []
     for subject in (*_ablated_both_ways(whole, 0, 1), whole):
         run = generation._with_room(subject, 15)
-        assert models.windows(run.config.model) == (T - 1,)
+        assert run.config.model.attention.window == T - 1
         tokens = np.arange(12)[None] % 5
         output = run.model.apply(run.params, None, tokens, is_training=False)
         logits.append(output.logits)
