@@ -342,3 +342,17 @@ def test_torch_itself_stays_as_it_was():
     assert len(list(torch.utils.data.DataLoader(data, pin_memory=True))) == B
     assert not torch.accelerator.is_available()
     assert torch.backends.mha.get_fastpath_enabled()
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_has_no_counterpart_is_one_sentence():
+    linear = torch.nn.Sequential(torch.nn.Linear(K, K))
+    eight_bits = torch.ao.quantization.quantize_dynamic(linear, {torch.nn.Linear})
+    noise = Of(lambda x: torch.ops.aten.rrelu_with_noise(x, x, 0.1, 0.3, False))
+    for module, name in (
+        (eight_bits, "quantized.linear_dynamic"),
+        (noise, "rrelu_with_noise"),
+    ):
+        with pytest.raises(ValueError, match=f"can be traced: .*{name}") as caught:
+            mh.wrap(module, check=False).logits(X)
+        assert "\n" not in str(caught.value)

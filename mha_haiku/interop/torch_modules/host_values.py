@@ -61,13 +61,14 @@ def error(module: Any, cause: Exception, inputs: Any) -> ValueError:
     frames = [
         frame
         for frame in traceback.extract_tb(cause.__traceback__)
-        if os.path.join("torch", "nn", "modules") in frame.filename
+        if os.path.join("nn", "modules") in os.path.dirname(frame.filename)
+        and not frame.filename.endswith("module.py")
         or not any(f"{os.sep}{x}{os.sep}" in frame.filename for x in _LIBRARIES)
     ]
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its code"
     name = f"function must be a module that can be traced: {type(module).__name__}"
     if type(cause).__name__ == "OperatorNotFound":
-        return ValueError(f"{name}, at {place}: {cause}, nor does torch decompose it.")
+        return ValueError(f"{name}, at {place}: {cause}.")
     is_input = lambda x: isinstance(x, HostValues)  # noqa: E731
     leaves = jax.tree.leaves(inputs, is_leaf=is_input)
     is_unread = any(x.dtype.kind in "bui" and not is_input(x) for x in leaves)
