@@ -322,9 +322,8 @@ def part_index(parts: Sequence[Part], layer: int) -> int:
     numbers = [i if has_kinds else part.layer for i, part in enumerate(parts)]
     checks.integer_in("layer", layer, 0, max(numbers, default=0))
     if layer not in numbers:
-        raise ValueError(
-            f"layer {layer} has no attention; layers {checks.listed([*map(str, numbers)])} have."
-        )
+        others = checks.listed([*map(str, numbers)])
+        raise ValueError(f"layer {layer} has no attention; layers {others} have.")
     return numbers.index(layer)
 
 

@@ -98,9 +98,9 @@ FAULTS = {
     "int64": (
         _embedded(lambda x: x.long() * 1000003 * 1000003 % 97),
         _embedded(lambda x: x.int() * 1000003 * 1000003 % 97),
-        "what it makes",
+        "last",
     ),
-    "xor": (_embedded(lambda x: x ^ 5), _embedded(lambda x: x | 5), "what it makes"),
+    "xor": (_embedded(lambda x: x ^ 5), _embedded(lambda x: x | 5), "last"),
     "lost write": (_written(lambda y: y[:, 1:3].fill_(3)), _plain, "last"),
     "scale": (_attention(), _attention(scale=1.01 * D**-0.5), "last"),
     "mask": (_attention(), _attention(mask=False), "last"),
@@ -168,7 +168,7 @@ IN_LLAMA = {
         "model/layers_1/self_attn",
     ),
     "activation": (
-        lambda model: setattr(model.model.layers[0].mlp, "act_fn", F.gelu),
+        lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.GELU()),
         "model/layers_0/mlp",
     ),
     "own attention": (
