@@ -477,7 +477,7 @@ def main(
     results: str = "",
     out: str = "",
     workers: int = 2,
-    seconds: int = 120,
+    seconds: int = 240,
     gigabytes: int = 12,
 ) -> int:
     """Tries types, and writes the table.

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import checks, masks
+from mha_haiku.core import masks
 from mha_haiku.core.attention import AttentionMap, attend
 from mha_haiku.interop.torch_modules import attention_function
 from mha_haiku.lab.text_maps import TextMaps
@@ -33,22 +33,15 @@ def record(
         with mh.record(model) as maps:
             model.generate(**inputs)
         maps[0][3].weights()  # of the prompt in layer 3, [B, H, T, S]
-        maps[-1].show()  # the map of the last token, [B, H, 1, S], of each layer
+        maps[-1][3].weights()  # of the last token that was read, [B, H, 1, S]
 
     Args:
       layers: The numbers of the maps to keep, in the order of the model's first call.
       heads: The heads to keep.
 
     Raises:
-      ConfigError: If transformers is missing.
       ValueError: If nothing was recorded.
     """
-    try:
-        import transformers  # noqa: F401  # pyright: ignore[reportMissingImports]
-    except ImportError:
-        raise checks.ConfigError(
-            "mh.record needs transformers: pip install 'mha_haiku[torch]'."
-        ) from None
     calls = Calls(model, layers, heads)
     hook = model.register_forward_pre_hook(calls._begin)
     try:
@@ -65,30 +58,27 @@ def record(
 
 @dataclasses.dataclass
 class _Part:
-    """A part of a model that attends; its last keys hold those of earlier calls."""
+    """A part of a model that attends."""
 
     layer: int
-    key: Any = None
+    key: Any = None  # of the last call, which has those of earlier ones
 
 
 @dataclasses.dataclass
 class _Call:
-    """The arguments of a call of attention."""
+    """A call of a part: the first `num_keys` keys of the part are its keys."""
 
-    function: Callable
-    module: Any
+    part: _Part
     query: Any  # [B, H, T, K]
-    part: _Part  # whose first `num_keys` keys are the keys
     num_keys: int
     first_query: int
-    mask: Any
-    options: dict[str, Any]
+    weighting: Callable[..., dict[str, Any]]
 
 
 class Calls(Sequence):
     """The maps of each call of a model, made when they are read.
 
-    `calls[i]` has the maps of a call by layer or by the path of a module. The encoder
+    `calls[i]` has the maps of a call by layer, or by the path of a module. The encoder
     of an encoder-decoder is in the first call.
     """
 
@@ -120,11 +110,11 @@ class Calls(Sequence):
         self._is_new = True
 
     def _observed(self, function: Callable) -> Callable:
-        def observed(module: Any, *args: Any, **options: Any):
-            output = function(module, *args, **options)
+        def observed(module: Any, query: Any, key: Any, *args: Any, **options: Any):
             if id(module) in self._names:
-                self._keep(function, module, *args, **options)
-            return output
+                mask = options.get("attention_mask", args[1] if args[1:] else None)
+                self._keep(function, module, query, key, mask, options)
+            return function(module, query, key, *args, **options)
 
         return observed
 
@@ -134,16 +124,13 @@ class Calls(Sequence):
         module: Any,
         query: Any,
         key: Any,
-        value: Any,
-        attention_mask: Any = None,
-        **options: Any,
+        mask: Any,
+        options: dict[str, Any],
     ) -> None:
-        del value
-        name = self._names[id(module)]
+        path = name = self._names[id(module)]
         if not self._calls or self._is_new and name in self._calls[-1]:
             self._calls.append({})
-        self._is_new = False
-        call, path, count = self._calls[-1], name, 1
+        self._is_new, call, count = False, self._calls[-1], 1
         while name in call:  # a part that is several layers
             name, count = f"{path}_{count}", count + 1
         part = self._parts.setdefault(name, _Part(len(self._parts)))
@@ -155,50 +142,48 @@ class Calls(Sequence):
             ratio = query.shape[1] // key.shape[1]
             query = query[:, self._heads]
             key = key[:, [head // ratio for head in self._heads]]
-        num_keys, first_query = key.shape[2], 0
         before = 0 if part.key is None else part.key.shape[2]
-        if before and num_keys == before + query.shape[2]:
-            first_query = before
-        # A cache that grew holds the keys of earlier calls: they are kept once.
-        if not first_query or not key[:, :, :before].equal(part.key):
+        is_longer = before and key.shape[2] == before + query.shape[2]
+        # A cache that grew holds the keys of earlier calls, which are kept once.
+        if not is_longer or not key[:, :, :before].equal(part.key):
             part = self._parts[name] = _Part(part.layer)
         part.key = key
-        call[name] = _Call(
-            function,
-            module,
-            query,
-            part,
-            num_keys,
-            first_query,
-            attention_mask,
-            options,
-        )
+
+        def weighting(array: Callable) -> dict[str, Any]:
+            return attention_function.weighting(
+                function, module, query, mask, options, array
+            )
+
+        first_query = before if is_longer else 0
+        call[name] = _Call(part, query, key.shape[2], first_query, weighting)
 
     def _map(self, call: _Call) -> AttentionMap:
         """Computes the logsumexp of a call, and returns its map."""
 
         def array(tensor: Any) -> jax.Array:
-            is_mask = str(tensor.dtype) == "torch.bool"
-            tensor = tensor.detach() if is_mask else tensor.detach().float()
-            return jnp.asarray(tensor.cpu().numpy())
+            tensor = tensor.detach().cpu()
+            is_mask = not tensor.is_floating_point()
+            return jnp.asarray((tensor if is_mask else tensor.float()).numpy())
 
-        def chosen(tensor: Any) -> jax.Array:  # of masks, biases and sinks
+        def of_heads(tensor: Any) -> jax.Array:  # of masks, biases and sinks
             whole = array(tensor)
             if whole.ndim == 4:
                 whole = whole[..., : call.num_keys]
-            if self._heads is None or whole.shape[-3:][:1] == (1,):
+                if whole.shape[2] > 1:  # rows are looked up by position
+                    before = ((0, 0), (0, 0), (call.first_query, 0), (0, 0))
+                    whole = jnp.pad(whole, before)
+            if self._heads is None or whole.ndim == 4 and whole.shape[1] == 1:
                 return whole
             return whole[self._heads] if whole.ndim == 1 else whole[:, self._heads]
 
         key = call.part.key[:, :, : call.num_keys]
         query, key = (jnp.swapaxes(array(x), 1, 2) for x in (call.query, key))
-        terms = attention_function.weighting(
-            call.function, call.module, call.query, call.mask, call.options, chosen
-        )
+        terms = call.weighting(of_heads)
         if (bias := terms["bias"]) is not None:
             hidden = bias < _MASKED
             terms["mask"] = terms["mask"] & masks.as_mask(~hidden)
             terms["bias"] = jnp.where(hidden, 0, bias)
+        # Values are of no use, so that one number stands for each.
         _, map_ = attend(
             query, key, key[..., :1], **terms, first_query=call.first_query
         )

@@ -106,6 +106,19 @@ def test_each_token_that_is_written_has_its_row(name):
         assert last.weighting.origin.query in (0, rows + 2)
 
 
+def test_a_text_that_is_read_in_two_calls_has_the_rows_of_one():
+    model, given = make("llama")
+    tokens = given["input_ids"]
+    with torch.no_grad(), mh.record(model) as maps:
+        cache = model(tokens[:, :3]).past_key_values
+        model(tokens[:, 3:], past_key_values=cache)
+        model(tokens)
+    first, second, whole = (x[1].weights() for x in maps)
+    np.testing.assert_allclose(first, whole[:, :, :3, :3], atol=2e-6)
+    np.testing.assert_allclose(second, whole[:, :, 3:], atol=2e-6)
+    assert maps[1][1].weighting.origin.query == 3
+
+
 def test_layers_and_heads_are_chosen_and_nothing_stays_changed():
     model, given = make("llama")
     before = transformers.AttentionInterface.get_interface
