@@ -50,6 +50,7 @@ if TYPE_CHECKING:
     from mha_haiku.subjects import Subject, load, train, verb, wrap
     from mha_haiku.subjects import verbs as studies
     from mha_haiku.subjects.pictures import plot, show
+    from mha_haiku.subjects.torch_calls import record
     from mha_haiku.training import devices, runs
 
 __version__ = "0.3.0"  # setup.cfg reads it here
@@ -80,6 +81,7 @@ __all__ = [
     "plot",
     "positions",
     "rasp",
+    "record",
     "runs",
     "show",
     "site",
@@ -102,6 +104,7 @@ _PLACES = {
     "load": "subjects",
     "plot": "subjects.pictures",
     "rasp": "lab.rasp",
+    "record": "subjects.torch_calls",
     "runs": "training.runs",
     "show": "subjects.pictures",
     "studies": "subjects.verbs",

@@ -52,6 +52,7 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
         batch, is_one = _batch(codec, given)
     model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
+    batch = codec.bound(batch)
     compared_with_torch(subject, batch)
     return batch, is_one
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks, models
+from mha_haiku.interop import torch_modules
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
@@ -43,6 +44,19 @@ class Codec(NamedTuple):
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are shifted by one, as in causal models
+    # Where a PyTorch module reads values of inputs; None for another model.
+    reads: list[str] | None = None
+
+    def bound(self, batch: tasks.Example) -> tasks.Example:
+        """Makes inputs constants of programs of a PyTorch module that reads them.
+
+        So are integers that do not fit 32 bits.
+        """
+        if self.reads is None:
+            return batch
+        names = ("inputs", "lengths", "decoder_inputs", "decoder_lengths", "others")
+        arrays = {name: getattr(batch, name) for name in names}
+        return batch._replace(**torch_modules.bound(arrays, every=bool(self.reads)))
 
     def check(self, batch: tasks.Example) -> None:
         """Raises ValueError if a wrapped model has no row for a token or position."""

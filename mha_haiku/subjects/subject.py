@@ -138,6 +138,7 @@ class Subject:
         count = sum(x.size for x in jax.tree.leaves(self.params))
         step = f", step {self.step:,}" if self.step else ""
         torch = "" if self.certifier is None else f", {self.certifier}"
+        torch += ", a program per input" if self.codec.reads else ""
         return (
             f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters{torch})"
         )
@@ -377,7 +378,25 @@ def verb(
     """
     if function is None:
         return functools.partial(verb, command=command, folder=folder)
-    function = arguments.checked(function)
+    function = _reading(arguments.checked(function))
     VERBS[function.__name__] = Verb(function, command, folder)
     setattr(Subject, function.__name__, function)
     return function
+
+
+def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a verb again with inputs that are constants, where a module reads them."""
+
+    @functools.wraps(function)
+    def method(subject: Subject, *args: Any, **options: Any) -> Any:
+        try:
+            return function(subject, *args, **options)
+        except torch_modules.ReadsInputsError as error:
+            codec = subject.codec
+            if codec.reads is None:
+                raise
+            codec.reads.append(str(error))
+            batches = subject.batches and [codec.bound(x) for x in subject.batches]
+            return function(subject.replace(batches=batches), *args, **options)
+
+    return method

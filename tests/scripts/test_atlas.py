@@ -1,11 +1,13 @@
 """Model types of transformers under `mh.wrap`: a sample, and weekly the whole table."""
 
+import importlib.util
 import pathlib
 
 import pytest
 
 for package in ("torch", "transformers", "torchax"):
-    pytest.importorskip(package, reason="needs mha_haiku[torch]")
+    if importlib.util.find_spec(package) is None:
+        pytest.skip("needs mha_haiku[torch]", allow_module_level=True)
 
 from scripts import atlas  # noqa: E402
 

@@ -54,7 +54,8 @@ def map_of_rows(
         return seen | mask.any(-2), (jnp.isnan(weights).any(-1), mask.any(-1))
 
     begin = jnp.zeros((*batch, num_heads, num_keys), bool)
-    seen, (is_nan, sees) = walk.over(block, begin, num_queries, len(batch) + 1)
+    axis = len(batch) + 1
+    seen, (is_nan, sees) = tiles.over_rows(block, begin, num_queries, walk.rows, axis)
     dtype = jax.eval_shape(of_rows, leaves, jnp.arange(1))[0].dtype
     dtype = products.accumulation_dtype(dtype)
     log_sum = LogSum.rounded(jnp.where(sees | is_nan, 0, -jnp.inf).astype(dtype))
@@ -158,34 +159,6 @@ class RowFold:
         """Returns the walk over a rectangle of the map."""
         return self
 
-    def over(
-        self, block: Callable, begin: Any, num_queries: int, axis: int
-    ) -> tuple[Any, Any]:
-        """Folds `block(total, positions, is_new)` over all rows.
-
-        Joins what it returns of the rows along an axis. If rows do not divide T, the
-        last block begins with rows that are not new.
-        """
-        count = -(-num_queries // self.rows)
-        rest = num_queries - (count - 1) * self.rows
-
-        def step(total: Any, number: Array) -> tuple[Any, Any]:
-            first = jnp.minimum(number * self.rows, num_queries - self.rows)
-            at = first + jnp.arange(self.rows)
-            return block(total, at, at >= number * self.rows)
-
-        def joined(x: Array) -> Array:
-            x = jnp.moveaxis(x, 0, axis)
-            parts = jax.lax.collapse(
-                x[(slice(None),) * axis + (slice(-1),)], axis, axis + 2
-            )
-            last = jax.lax.index_in_dim(x, count - 1, axis, keepdims=False)
-            last = jax.lax.slice_in_dim(last, self.rows - rest, self.rows, axis=axis)
-            return jnp.concatenate([parts, last], axis)
-
-        total, stacked = jax.lax.scan(step, begin, jnp.arange(count))
-        return total, jax.tree.map(joined, stacked)
-
     def __call__(
         self,
         observation: Observation,
@@ -232,5 +205,7 @@ class RowFold:
         begin = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), (sums.keys, sums.head)
         )
-        (keys, head), queries = walk.over(block, begin, num_queries, len(batch) + 1)
+        (keys, head), queries = tiles.over_rows(
+            block, begin, num_queries, walk.rows, len(batch) + 1
+        )
         return Sums(queries, keys, head)

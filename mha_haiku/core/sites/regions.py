@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
+from mha_haiku.core import tiles
 from mha_haiku.core.sites import components, cuts, jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Graph, Value
 
@@ -236,43 +237,36 @@ def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
     plan, length = region.plan, region.plan.length
     widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
     rows = _rows(length, max(1, limit // 4 // widest))
-    count = -(-length // rows)
-    stacked = [x for x, axis in region.outputs.items() if axis is not None]
+    stacked = {x: axis for x, axis in region.outputs.items() if axis is not None}
     sums = [x for x, axis in region.outputs.items() if axis is None]
 
-    def block(totals: list, number: Any):
-        # The last block begins earlier if rows do not divide the length; its first rows
-        # were in the block before, and do not count in sums.
-        first = jnp.minimum(number * rows, length - rows)
-        positions = first + jnp.arange(rows)
-        is_new = None if count * rows == length else positions >= number * rows
+    def block(totals: list, positions: jax.Array, is_new: jax.Array | None):
+        is_new = is_new if length % rows else None  # None if all rows are new
         here: dict[tuple[Value, int | None], Any] = {}
         for value, axis in region.nodes.inputs:
             whole = cuts.read(value, values)
             if axis is not None:
-                whole = lax.dynamic_slice_in_dim(jnp.asarray(whole), first, rows, axis)
+                whole = lax.dynamic_slice_in_dim(
+                    jnp.asarray(whole), positions[0], rows, axis
+                )
             here[value, axis] = whole
         region.nodes.run(here, positions, lambda *node: _of_block(plan, is_new, *node))
         totals = [
             cuts.join(_maker(x), total, here[x, None].astype(total.dtype))
             for x, total in zip(sums, totals, strict=True)
         ]
-        return totals, [here[x, region.outputs[x]] for x in stacked]
+        return totals, [here[place] for place in stacked.items()]
 
     begin = [
         jnp.full(x.shape, cuts.neutral(_maker(x), x.aval.dtype), _sum_dtype(x))
         for x in sums
     ]
-    totals, parts = lax.scan(block, begin, jnp.arange(count))
-    result = {}
+    totals, parts = tiles.over_rows(block, begin, length, rows, [*stacked.values()])
+    result = dict(zip(stacked, parts, strict=True))
     for x, total in zip(sums, totals, strict=True):
         result[x] = total.astype(x.aval.dtype)
         if _maker(x).name == "scatter-add":
             result[x] += cuts.read(_maker(x).inputs[0], values)
-    for x, part in zip(stacked, parts, strict=True):
-        axis = region.outputs[x]
-        assert axis is not None
-        result[x] = _joined(part, axis, length)
     return result
 
 
@@ -286,20 +280,6 @@ def _rows(length: int, largest: int) -> int:
     largest = min(largest, length)
     near = range(largest, max(largest // 2, 1) - 1, -1)
     return next((rows for rows in near if length % rows == 0), largest)
-
-
-def _joined(parts: jax.Array, axis: int, length: int) -> jax.Array:
-    """Joins blocks `[N, ...]` along an axis; the last may overlap the one before."""
-    count, rows = parts.shape[0], parts.shape[axis + 1]
-    whole = jnp.moveaxis(parts, 0, axis)
-    shape = (*whole.shape[:axis], count * rows, *whole.shape[axis + 2 :])
-    whole = whole.reshape(shape)
-    if count * rows == length:
-        return whole
-    begin = lax.slice_in_dim(whole, 0, (count - 1) * rows, axis=axis)
-    rest = length - (count - 1) * rows
-    end = lax.slice_in_dim(whole, count * rows - rest, count * rows, axis=axis)
-    return jnp.concatenate([begin, end], axis)
 
 
 def _sum_dtype(value: Value) -> Any:

@@ -1,10 +1,10 @@
 """Attention of transformers' models by our engine, masks by our algebra.
 
 A model of transformers looks up its attention function and its mask function by the
-name of an implementation. While a wrapped model is traced, `replaced` answers these
-lookups: in place of transformers' own plain functions with ours, so that no array of
-all queries and keys is made, and maps are exact and factored. A function that somebody
-else registered is left alone, and traced. B batch, T queries, S keys, H heads.
+name of an implementation. While a wrapped model is traced, `replaced` answers with ours
+in place of transformers' own plain ones, so that no array of all queries and keys is
+made, and maps are exact. Functions that somebody else registered are traced as they
+are. B batch, H heads, T queries, S keys.
 """
 
 import contextlib
@@ -12,6 +12,7 @@ import dataclasses
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -24,80 +25,104 @@ from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import implementations, normalizers, scores
 from mha_haiku.interop.torch_modules import environment
 
-_PLAIN = "eager", "sdpa"  # implementations that are replaced, of transformers alone
-_FUNCTIONS = {name: f"{name}_attention_forward" for name in _PLAIN}
-# Of attention; masks hold the windows.
+_PLAIN = "eager", "sdpa"  # implementations
+_EAGER, _SDPA = (f"{name}_attention_forward" for name in _PLAIN)
+# What ours takes; windows are in the masks.
 _OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
-
-
-def is_of_transformers(function: Any) -> bool:
-    """Checks whether a function is one of transformers', and of nobody else."""
-    function = getattr(function, "func", function)  # of functools.partial
-    return getattr(function, "__module__", "").startswith("transformers.")
+# Mask functions of transformers, by what they close over. Others are called.
+_MASKS: dict[str, Callable[..., masks.Mask]] = {
+    "causal_mask_function": masks.causal,
+    "bidirectional_mask_function": masks.full,
+    "sliding_window_overlay": lambda sliding_window: masks.window(
+        sliding_window - 1, None
+    ),
+    "sliding_window_bidirectional_overlay": lambda sliding_window: masks.window(
+        sliding_window, sliding_window
+    ),
+}
 
 
 def choose(module: Any) -> None:
     """Sets what cannot be traced in a model of transformers to what can.
 
-    Those are kernels of attention, and products of experts of sizes that depend on the
-    data. What is plain already, and functions of the user, are kept, for each config of
-    its parts.
+    Those are kernels of attention, and products of experts whose sizes depend on the
+    data. Plain attention and functions of the user are kept, for each config by itself.
     """
-    parts = [x for x in module.modules() if hasattr(x, "set_attn_implementation")]
-    if not parts:
+    if "transformers" not in sys.modules:
         return
-    from transformers import modeling_utils  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
     from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
 
-    for part in parts:
-        config = part.config
+    def is_users(table: Any, name: str | None) -> bool:
+        function = table._global_mapping.get(name)
+        return function is not None and not _is_of_transformers(function)
+
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if not isinstance(config, transformers.PreTrainedConfig):
+            continue
         name = config._attn_implementation
-        if name not in _PLAIN and _is_theirs(modeling_utils.AttentionInterface, name):
-            name = "sdpa" if part._supports_sdpa else "eager"
-            config._attn_implementation_internal = name
-        if _is_theirs(moe.ExpertsInterface, config._experts_implementation):
+        interface = transformers.AttentionInterface
+        if name not in (None, *_PLAIN) and not is_users(interface, name):
+            has_sdpa = bool(getattr(part, "_supports_sdpa", False))
+            config._attn_implementation_internal = _PLAIN[has_sdpa]
+        if not is_users(moe.ExpertsInterface, config._experts_implementation):
             config._experts_implementation_internal = "batched_mm"
 
 
-def _is_theirs(table: Any, name: str | None) -> bool:
-    """Checks whether a name stands for a function of transformers or of the hub."""
-    function = table._global_mapping.get(name)
-    return function is None or is_of_transformers(function)
+def _is_of_transformers(function: Any) -> bool:
+    function = getattr(function, "func", function)  # of functools.partial
+    return getattr(function, "__module__", "").startswith("transformers.")
+
+
+@contextlib.contextmanager
+def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Enters a context in which models get changed functions of transformers.
+
+    Functions of attention that are not of transformers stay as they are.
+    """
+    import transformers  # pyright: ignore[reportMissingImports]
+
+    interface = transformers.AttentionInterface
+    look_up = interface.get_interface
+
+    def get_interface(self: Any, name: str, default: Callable) -> Callable:
+        function = look_up(self, name, default)
+        return change(function) if _is_of_transformers(function) else function
+
+    interface.get_interface = get_interface
+    try:
+        yield
+    finally:
+        interface.get_interface = look_up
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Enters a context in which models of transformers attend by our engine."""
-    try:
-        from transformers import (  # pyright: ignore[reportMissingImports]
-            masking_utils,
-            modeling_utils,
-        )
-    except ImportError:  # torch alone
+    if "transformers" not in sys.modules:
         yield
         return
-    attention, mask_table = (
-        modeling_utils.AttentionInterface,
-        masking_utils.AttentionMaskInterface._global_mapping,
-    )
-    look_up, before = attention.get_interface, dict(mask_table)
+    import transformers  # pyright: ignore[reportMissingImports]
 
-    def get_interface(self: Any, name: str, default: Callable) -> Callable:
-        function = look_up(self, name, default)
-        is_plain = getattr(function, "__name__", "") in _FUNCTIONS.values()
-        if not is_plain or not is_of_transformers(function):
-            return function
-        return functools.partial(_attend, function)
+    table = transformers.AttentionMaskInterface._global_mapping
+    attention = transformers.AttentionInterface._global_mapping
+    before = {name: table[name] for name in _PLAIN}
+    for name, function in before.items():
+        if _is_of_transformers(function) and (
+            name not in attention or _is_of_transformers(attention[name])
+        ):
+            table[name] = functools.partial(_lazy_mask, function)
 
-    attention.get_interface = get_interface
-    for name in _PLAIN:
-        if is_of_transformers(before[name]):
-            mask_table[name] = functools.partial(_lazy_mask, before[name])
+    def change(function: Callable) -> Callable:
+        is_plain = getattr(function, "__name__", "") in (_EAGER, _SDPA)
+        return functools.partial(_attend, function) if is_plain else function
+
     try:
-        yield
+        with looked_up(change):
+            yield
     finally:
-        attention.get_interface = look_up
-        mask_table.update(before)
+        table.update(before)
 
 
 def _attend(
@@ -113,135 +138,131 @@ def _attend(
 
     Queries are `[B, H, T, K]`; returns heads `[B, T, H, V]` and weights.
     """
-    options = {name: x for name, x in options.items() if x is not None}
-    is_sdpa = function.__name__ == _FUNCTIONS["sdpa"]
-    read = options.keys() & inspect.signature(function).parameters.keys()
-    if read - _OPTIONS or options.get("dropout") or not _fits(query, key, value):
+    read = inspect.signature(function).parameters.keys() - _OPTIONS
+    batch, num_heads, _, size = query.shape
+    _, groups, num_keys, _ = key.shape
+    if (
+        any(options.get(name) is not None for name in read)
+        or options.get("dropout")
+        or not isinstance(options.get("scaling") or 1.0, int | float)
+        or not hasattr(query, "_env")  # of torch itself, in another thread
+        or key.shape != (batch, groups, num_keys, size)
+        or value.shape[:3] != key.shape[:3]
+        or num_heads % groups
+    ):
         return function(module, query, key, value, attention_mask, **options)
     env = environment.environment()
-    arrays = env.t2j_iso((query, key, value))
-    queries, keys, values = (jnp.swapaxes(x, 1, 2) for x in arrays)
-    scale = options.get("scaling", query.shape[-1] ** -0.5)
-    if not isinstance(scale, int | float) or scale < 0:  # a parameter
-        queries, scale = queries * env.t2j_iso(scale), 1.0
-    mask = bias = normalizer = None
-    if getattr(attention_mask, "mask", None) is not None:
-        mask = attention_mask.mask
-    elif attention_mask is not None:
-        whole = env.t2j_iso(attention_mask)
-        if is_sdpa and whole.dtype == bool:
-            mask = whole
-        else:  # eager adds what it gets
-            bias = whole.astype(queries.dtype)
-    elif is_sdpa and query.shape[2] > 1:
-        is_causal = options.get("is_causal", getattr(module, "is_causal", True))
-        mask = masks.causal() if is_causal else None
-    if "s_aux" in options and not is_sdpa:
-        normalizer = normalizers.sink(env.t2j_iso(options["s_aux"]))
-    score = scores.dot_product(scale, options.get("softcap"))
-    heads, map_ = implementations.attend(
-        queries, keys, values, mask=mask, bias=bias, score=score, normalizer=normalizer
-    )
-    weights = jax.ShapeDtypeStruct(map_.shape, values.dtype)
+    arrays = (jnp.swapaxes(x, 1, 2) for x in env.t2j_iso((query, key, value)))
+    mask = getattr(attention_mask, "mask", None)
+    if mask is not None:
+        attention_mask = None
+    terms = weighting(function, module, query, attention_mask, options, env.t2j_iso)
+    terms = terms if mask is None else terms | {"mask": mask}
+    heads, map_ = implementations.attend(*arrays, **terms)
+    weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
     return env.j2t_iso(heads), _deferred()(weights, map_.weights)
 
 
-def _fits(query: Any, key: Any, value: Any) -> bool:
-    """Checks whether these are on the device of JAX, and of shapes that ours takes."""
-    batch, num_heads, _, size = query.shape
-    groups = key.shape[1]
-    return (
-        hasattr(query, "_env")
-        and key.shape == (batch, groups, key.shape[2], size)
-        and value.shape[:3] == key.shape[:3]
-        and num_heads % groups == 0
-    )
-
-
-def _lazy_mask(
+def weighting(
     function: Callable,
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    mask_function: Callable,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
-    attention_mask: Any = None,
-    dtype: Any = None,
-    allow_is_bidirectional_skip: bool = False,
-    **options: Any,
-) -> Any:
+    module: Any,
+    query: Any,
+    attention_mask: Any,
+    options: dict[str, Any],
+    array: Callable[[Any], jax.Array],
+) -> dict[str, Any]:
+    """Returns what `attend` takes for a call of a function of transformers.
+
+    Args:
+      attention_mask: `[B, H, T, S]` of booleans or floats, `[B, S]` of a flash kernel.
+      array: Converts a tensor.
+    """
+    length, size = query.shape[-2:]
+    is_eager = function.__name__ == _EAGER
+    scale = options.get("scaling")
+    scale = size**-0.5 if scale is None else float(scale)
+    mask, biases = masks.full(), []
+    is_causal = options.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not is_eager and attention_mask is None and is_causal and length > 1:
+        mask = masks.causal()
+    if attention_mask is not None:
+        whole = array(attention_mask)
+        if whole.dtype == bool and not is_eager:
+            mask = masks.as_mask(whole)
+        else:
+            biases.append(whole)  # eager adds booleans, too
+    if options.get("position_bias") is not None:
+        biases.append(array(options["position_bias"]))
+    sinks = options.get("s_aux") if function.__name__ != _SDPA else None
+    return {
+        "mask": mask,
+        "bias": sum(biases).astype(jnp.float32) if biases else None,
+        "score": scores.dot_product(scale, options.get("softcap")),
+        "normalizer": None if sinks is None else normalizers.sink(array(sinks)),
+    }
+
+
+def _lazy_mask(function: Callable, **options: Any) -> Any:
     """Makes the mask that `function` makes, `[B, 1, T, S]`, of no memory."""
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
     from transformers import masking_utils  # pyright: ignore[reportMissingImports]
 
-    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
-    skip = {"allow_is_bidirectional_skip": allow_is_bidirectional_skip}
-    offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
-    if any(not isinstance(x, int) or x for x in offsets.values()):  # of caches
-        options |= sizes | skip | offsets | {"attention_mask": attention_mask}
-        return function(mask_function=mask_function, dtype=dtype, **options)
-    if attention_mask is not None:
-        padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
+    if any(
+        not isinstance(offset, int) or offset  # of caches
+        for offset in (options.get(name, 0) for name in ("q_offset", "kv_offset"))
+    ):
+        return function(**options)
+    batch_size, num_queries, num_keys = (
+        options[name] for name in ("batch_size", "q_length", "kv_length")
+    )
+    mask_function, padding = options["mask_function"], options.get("attention_mask")
+    if padding is not None:
+        padding = masking_utils.prepare_padding_mask(padding, num_keys, 0)
         padding = masking_utils.padding_mask_function(padding)
         mask_function = masking_utils.and_masks(mask_function, padding)
     mask = _as_mask(mask_function, batch_size)
-    if isinstance(mask, masks.Full) and allow_is_bidirectional_skip:
+    if isinstance(mask, masks.Full) and options.get("allow_is_bidirectional_skip"):
         return None
     is_bias = function.__name__ == "eager_mask"
-    kind = mappings.t2j_dtype(dtype) if is_bias else jnp.bool_
+    dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
+    like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)
 
     def whole() -> jax.Array:
-        seen = mask.array(q_length, kv_length)
-        seen = tiles.lifted(seen, 3)[:, None]
+        seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
         if is_bias:
-            seen = jnp.where(seen, 0, jnp.finfo(kind).min).astype(kind)
+            seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
         return jnp.broadcast_to(seen, like.shape)
 
-    like = jax.ShapeDtypeStruct((batch_size, 1, q_length, kv_length), kind)
     return _deferred()(like, whole, mask)
 
 
 def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
-    """Converts a mask function of transformers to a mask.
-
-    Functions that transformers does not make itself are called for each rectangle.
-    """
-    env = environment.environment()
+    """Converts a mask function of transformers to a mask."""
     parts = inspect.getclosurevars(function).nonlocals
     kind = function.__qualname__.partition(".")[0]
-    if not is_of_transformers(function):
+    if not _is_of_transformers(function):
         return _OfIndices.of(function, batch_size)
+    if kind in _MASKS:
+        return _MASKS[kind](**parts)
     if kind in ("and_masks", "or_masks"):
         both = operator.and_ if kind == "and_masks" else operator.or_
         made = (_as_mask(part, batch_size) for part in parts["mask_functions"])
         return functools.reduce(both, made)
-    if kind == "causal_mask_function":
-        return masks.causal()
-    if kind == "bidirectional_mask_function":
+    if kind != "padding_mask_function":
+        return _OfIndices.of(function, batch_size)
+    seen = environment.environment().t2j_iso(parts["padding_mask"])
+    known = tiles.known(seen)
+    if known is not None and known.all():
         return masks.full()
-    if kind == "sliding_window_overlay":
-        return masks.window(parts["sliding_window"] - 1, None)
-    if kind == "sliding_window_bidirectional_overlay":
-        return masks.window(*[parts["sliding_window"]] * 2)
-    if kind == "padding_mask_function":
-        seen = env.t2j_iso(parts["padding_mask"])
-        known = tiles.known(seen)
-        if known is not None and known.all():
-            return masks.full()
-        seen = seen.astype(jnp.int32)
-        return masks.segments(np.ones((1, 1), np.int32), seen)
-    if kind == "packed_sequence_mask_function":
-        return masks.segments(env.t2j_iso(parts["packed_sequence_mask"]))
-    return _OfIndices.of(function, batch_size)
+    return masks.segments(np.ones((1, 1), np.int32), seen.astype(jnp.int32))
 
 
 @tiles.pytree
 class _OfIndices(masks.Mask):
     """A mask that a function computes of indices: example, head, query and key."""
 
-    constants: tuple[jax.Array, ...]  # that the function closes over
+    constants: list[jax.Array]  # that the function closes over
     program: Any = tiles.static()  # a jaxpr of these and of four numbers
     example: jax.Array | np.ndarray = tiles.array("")
 
@@ -253,23 +274,19 @@ class _OfIndices(masks.Mask):
             return env.t2j_iso(function(*env.j2t_iso(indices)))
 
         closed = jax.make_jaxpr(of_one)(*[np.int32(0)] * 4)
-        example = np.arange(batch_size, dtype=np.int32)
-        return cls(tuple(closed.consts), closed.jaxpr, example)
+        return cls(closed.consts, closed.jaxpr, np.arange(batch_size, dtype=np.int32))
 
     def aligned_tile(
         self, rows: tiles.Positions, columns: tiles.Positions
     ) -> jax.Array:
-        def of_one(*indices: jax.Array) -> jax.Array:
-            closed = jax.extend.core.ClosedJaxpr(self.program, self.constants)
-            return jax.extend.core.jaxpr_as_fun(closed)(*indices)[0]
-
-        head = np.zeros((), np.int32)
-        for axis in (3, 2):
-            of_one = jax.vmap(of_one, [0 if i == axis else None for i in range(4)])
-        for _ in range(jnp.ndim(self.example)):
-            of_one = jax.vmap(of_one, (0, None, None, None))
+        closed = jax.extend.core.ClosedJaxpr(self.program, self.constants)
+        tile = jax.extend.core.jaxpr_as_fun(closed)
+        for axis in (3, 2, *[0] * jnp.ndim(self.example)):
+            tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
         at = tiles.as_array(rows), tiles.as_array(columns)
-        return of_one(jnp.asarray(self.example), head, *at)[..., None, :, :]
+        with jax.enable_x64(True):  # as the program was traced
+            (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
+        return tile[..., None, :, :]
 
     def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
         del head
@@ -284,34 +301,32 @@ def _deferred() -> type:
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
 
     class Deferred(torchax.tensor.Tensor):
-        """A tensor that is computed when a program reads it; or a mask of no size."""
+        """A tensor that is computed when a program reads it, or whose mask is read."""
 
-        def __new__(cls, like: Any, *_: Any):
+        def __new__(cls, like: jax.ShapeDtypeStruct, *_: Any):
             return super().__new__(cls, like, environment.environment())
 
-        def __init__(self, like: Any, compute: Callable, mask: Any = None):
+        def __init__(
+            self,
+            like: jax.ShapeDtypeStruct,
+            compute: Callable[[], jax.Array],
+            mask: masks.Mask | None = None,
+        ):
             self._env = environment.environment()
             self._like, self._compute, self.mask = like, compute, mask
 
-        @functools.cached_property
-        def _elem(self) -> jax.Array:
-            return self._compute()
-
+        _elem = functools.cached_property(lambda self: self._compute())
         shape = property(lambda self: torch.Size(self._like.shape))
         ndim = property(lambda self: len(self._like.shape))
         dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
 
         def __getitem__(self, index: Any) -> Any:
-            index = index if isinstance(index, tuple) else (index,)
-            if index[0] is Ellipsis:
-                index = (slice(None),) * (self.ndim + 1 - len(index)) + index[1:]
             pairs = zip(index, self.shape, strict=False)
             # All of it, as of mask[:, :, :, :num_keys].
-            if all(
+            is_whole = isinstance(index, tuple) and all(
                 isinstance(part, slice) and part.indices(size) == (0, size, 1)
                 for part, size in pairs
-            ):
-                return self
-            return super().__getitem__(index)
+            )
+            return self if is_whole else super().__getitem__(index)
 
     return Deferred

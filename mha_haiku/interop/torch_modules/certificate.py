@@ -117,7 +117,7 @@ class Certifier:
         Raises:
           ValueError: If they differ, and the certifier is strict.
         """
-        given = {name: np.asarray(x) for name, x in inputs.items() if x is not None}
+        given = {name: np.asanyarray(x) for name, x in inputs.items() if x is not None}
         key = frozenset(  # sizes of as many bits are of a kind
             (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
         )

@@ -16,9 +16,16 @@ import numpy as np
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
+    host_values,
     module_facts,
 )
 
+_UNREADABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
@@ -53,6 +60,7 @@ class TorchModule(NamedTuple):
     end_tokens: tuple[int, ...]  # those that end a text
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
+    reads: list[str]  # where the module reads values of inputs, once that is known
 
     @property
     def name(self) -> str:
@@ -84,9 +92,8 @@ def convert(module: Any) -> TorchModule:
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
-    main = getattr(module, "main_input_name", None) or first or _TOKENS
-    if main not in known and first is not None:
-        main = first  # the default of transformers, which is no argument of this one
+    main = getattr(module, "main_input_name", None)
+    main = main if main in known else first or main or _TOKENS
     _name_parts(module)
     params, function = _as_function(module, torch_environment)
 
@@ -113,7 +120,7 @@ def convert(module: Any) -> TorchModule:
                         f"{type(module).__name__} takes no {mask}, by which padding is "
                         "known."
                     )
-                valid = np.arange(array.shape[1])[None] < jnp.asarray(lengths)[:, None]
+                valid = np.arange(array.shape[1])[None] < lengths[:, None]
                 given[mask] = valid.astype(np.int32)
         if "use_cache" in known:
             given.setdefault("use_cache", False)
@@ -129,12 +136,8 @@ def convert(module: Any) -> TorchModule:
     ):
         args, given = arguments(*inputs, **given)
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
-            # int64 is asked for everywhere, and is int32 in JAX.
+            # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            args, given = jax.tree.map(
-                lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x,
-                (args, given),
-            )
             return function(params, args, given, read)
 
     def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any):
@@ -161,6 +164,7 @@ def convert(module: Any) -> TorchModule:
             module_facts.num_tokens(module),
             module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
         ),
+        [],
     )
 
 
@@ -215,24 +219,37 @@ def _as_function(
         given: dict[str, Any],
         read: Callable[[Any], Any],
     ):
-        with torch_environment.running(), attention_function.replaced():
-            args, given = jax.tree.map(_whole, (args, given))
-            args, given = torch_environment.j2t_iso((args, given))
-            every = {name: x.clone() for name, x in fixed.items()}
-            every |= torch_environment.j2t_iso(dict(params))
-            found = torch.func.functional_call(module, every, args, given)
-            found = torch_environment.t2j_iso(read(found))
+        tensor = functools.partial(_tensor, torch_environment)
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
+        try:
+            with torch_environment.running(), attention_function.replaced():
+                every = {name: x.clone() for name, x in fixed.items()}
+                every |= torch_environment.j2t_iso(dict(params))
+                found = torch.func.functional_call(module, every, *inputs)
+                found = torch_environment.t2j_iso(read(found))
+        except (*_UNREADABLE, torch_environment.missing) as cause:
+            raise host_values.error(module, cause, (args, given)) from None
         return jax.tree.map(_narrow, found)
 
     return torch_environment.t2j_copy(arrays), run
 
 
-def _whole(x: Any) -> Any:
-    """Gives integers of 32 bits the 64 that those of torch have."""
-    if getattr(x, "dtype", None) != np.int32:
+def _is_host(x: Any) -> bool:
+    return isinstance(x, host_values.HostValues)
+
+
+def _tensor(torch_environment: Any, x: Any) -> Any:
+    """Makes an array a tensor; integers have 64 bits in torch."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not hasattr(x, "dtype"):
         return x
-    with jax.enable_x64(True):
-        return jnp.asarray(x, np.int64)
+    is_long = x.dtype in (np.int32, np.int64)
+    if _is_host(x):
+        return torch.from_numpy(np.array(x, np.int64 if is_long else x.dtype))
+    with jax.enable_x64(is_long):
+        x = jnp.asarray(x, np.int64 if is_long else None)
+    return torch_environment.j2t_iso(x)
 
 
 def _narrow(x: jax.Array) -> jax.Array:

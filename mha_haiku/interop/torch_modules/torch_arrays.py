@@ -44,8 +44,6 @@ _CONVERSIONS = {
     "detach": (jax.lax.stop_gradient, lambda base, value: value),
     "alias": (lambda x: x, lambda base, value: value),
     "_conj": (jnp.conj, lambda base, value: jnp.conj(value)),
-    "real": (jnp.real, lambda base, value: jax.lax.complex(value, jnp.imag(base))),
-    "imag": (jnp.imag, lambda base, value: jax.lax.complex(jnp.real(base), value)),
     "view_as_real": (
         lambda x: jnp.stack([x.real, x.imag], -1),
         lambda base, value: jax.lax.complex(value[..., 0], value[..., 1]),
@@ -55,6 +53,8 @@ _CONVERSIONS = {
         lambda base, value: jnp.stack([value.real, value.imag], -1),
     ),
 }
+# Views that torchax computes; of others torch says which elements they are.
+_DIRECT = "view transpose permute t slice select expand unsqueeze split".split()
 # Operations that write, whose functional ones have other names.
 _FUNCTIONAL = {"normal_": "normal_functional"}
 # What torchax computes as copies, or with other keywords than torch.
@@ -63,6 +63,7 @@ _LEFT_TO_TORCH = (
     torch.tensor_split,
     torch.Tensor.resize_,
     torch.nn.functional.one_hot,
+    torch.nn.functional.interpolate,
 )
 
 
@@ -80,7 +81,8 @@ class Memory:
         view: Callable | None = None,
         put: Callable | None = None,
     ):
-        self.value, self.base, self.view, self.put = value, base, view, put
+        self.value, self.base, self.view = value, base, view
+        self.put = put or functools.partial(_put, view)
         self.seen = None if base is None else base.read()
 
     def read(self) -> jax.Array:
@@ -93,13 +95,12 @@ class Memory:
     def write(self, value: jax.Array) -> None:
         """Replaces the array, here and in what it is a view of."""
         if self.base is not None:
-            assert self.put is not None
             self.base.write(self.put(self.base.read(), value))
             self.seen = self.base.read()
         self.value = value
 
 
-def _put(view: Callable, base: jax.Array, value: jax.Array) -> jax.Array:
+def _put(view: Any, base: jax.Array, value: jax.Array) -> jax.Array:
     """Returns `base` with other elements where `view` reads them."""
     if base.dtype == bool:
         base, value = base.astype(jnp.uint8), value.astype(jnp.uint8)
@@ -131,33 +132,25 @@ class Tensor(torchax.tensor.Tensor):
         env: Any,
         requires_grad: bool = False,
         memory: Memory | None = None,
-        like: Any = None,
+        like: Any = None,  # a tensor without numbers, of the strides of torch
     ):
-        del env, requires_grad, memory
-        options = {}
+        places = {}
         if like is not None:
-            options["strides"] = like.stride()
-            options["storage_offset"] = like.storage_offset()
+            places["strides"] = like.stride()
+            places["storage_offset"] = like.storage_offset()
         # A tensor made in inference mode could not be used after it.
         with torch.inference_mode(False):
-            return torch.Tensor._make_wrapper_subclass(
+            tensor = torch.Tensor._make_wrapper_subclass(
                 cls,
                 elem.shape,
                 dtype=mappings.j2t_dtype(elem.dtype),
                 device="meta",
-                **options,
+                **places,
             )
+        tensor._env, tensor.memory = env, memory or Memory(elem)
+        return tensor
 
-    def __init__(
-        self,
-        elem: Any,
-        env: Any,
-        requires_grad: bool = False,
-        memory: Memory | None = None,
-        like: Any = None,  # a tensor without numbers, of the strides of torch
-    ):
-        del requires_grad, like
-        self._env, self.memory = env, memory or Memory(elem)
+    def __init__(self, *_: Any): ...
 
     @property
     def _elem(self) -> jax.Array:
@@ -179,13 +172,17 @@ class Tensor(torchax.tensor.Tensor):
         else:
             torch.Tensor.__setitem__(self, key, value)
 
+    def detach_(self) -> Any:
+        self.memory = self.detach().memory
+        return self
+
     @property
     def device(self) -> torch.device:
         return torch.device(_DEVICE, 0)
 
     @property
     def data(self) -> Any:
-        return torch.ops.aten.detach(self)
+        return self.detach()
 
     @data.setter
     def data(self, other: Any) -> None:
@@ -207,6 +204,8 @@ class DispatchMode(torchax.tensor.XLADispatchMode):
         if getattr(func, "namespace", "") == "prims":
             with self:
                 return func.impl_aten(*args, **(kwargs or {}))
+        if getattr(func, "namespace", "") == "quantized":
+            raise self.env.missing(f"{func} has no counterpart in JAX")
         return super().__torch_dispatch__(func, types, args, kwargs)
 
 
@@ -216,6 +215,8 @@ class FunctionMode(torchax.tensor.XLAFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
+        if isinstance(func, torch._ops.OpOverloadPacket):
+            return func(*args, **(kwargs or {}))
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
@@ -231,12 +232,12 @@ class Environment(torchax.tensor.Environment):
     Integers have 64 bits where torch has them; floats do only where a module asks.
     """
 
+    missing = torchax.tensor.OperatorNotFound
+
     def __init__(self):
         super().__init__()
-        self._function_mode, self._dispatch_mode = (
-            FunctionMode(self),
-            DispatchMode(self),
-        )
+        self._function_mode = FunctionMode(self)
+        self._dispatch_mode = DispatchMode(self)
         for name, op in self._decomps.items():
             run = functools.partial(self._run_here, op.func)
             self._decomps[name] = dataclasses.replace(op, func=run)
@@ -261,6 +262,10 @@ class Environment(torchax.tensor.Environment):
             for function in functions:
                 self.override_op_definition(function, override)
 
+    def get_and_rotate_prng_key(self, generator: Any = None) -> jax.Array:
+        self.has_drawn = True  # so that torch itself draws other numbers
+        return super().get_and_rotate_prng_key(generator)
+
     @contextlib.contextmanager
     def running(self, seed: int = 0) -> Iterator[None]:
         """Enters a context in which a module can be called on tensors of JAX.
@@ -269,12 +274,13 @@ class Environment(torchax.tensor.Environment):
         generator stays as it was.
         """
         device = f"torch.{_DEVICE}"
+        self.has_drawn = False
         state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
         key = jax.random.key(seed)
         sys.modules[device] = torch.privateuseone = torchax.device_module
         validates = torch.distributions.Distribution._validate_args
         check, apply = os.environ.get(_CHECK), torch.autograd.Function.__dict__["apply"]
-        torch.default_generator.manual_seed(seed)
+        start = torch.default_generator.manual_seed(seed).get_state()
         torch.backends.mha.set_fastpath_enabled(False)  # which torchax lacks
         # Checks of values, which are not there yet.
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -290,9 +296,11 @@ class Environment(torchax.tensor.Environment):
             torch.autograd.Function.apply = apply
             os.environ.pop(_CHECK) if check is None else None
             torch.distributions.Distribution.set_default_validate_args(validates)
+            self.has_drawn |= not torch.equal(torch.get_rng_state(), start)
             torch.set_rng_state(state)
             torch.backends.mha.set_fastpath_enabled(fast)
-            del sys.modules[device], torch.privateuseone
+            for owner, name in (sys.modules, device), (vars(torch), _DEVICE):
+                owner.pop(name, None)  # of the pass within which this one ran
 
     def call(self, function: Callable, *args: Any) -> Any:
         """Calls a function of arrays on tensors."""
@@ -390,9 +398,11 @@ class Environment(torchax.tensor.Environment):
         """Makes constants arrays of JAX; not single numbers."""
 
         def move(x: Any) -> Any:
+            if torch._C._functorch.is_functorch_wrapped_tensor(x):
+                raise self.missing("torch.func inside of a module has no counterpart")
             return x if is_here(x) or not x.ndim else Tensor(self.t2j_copy(x), self)
 
-        with jax.enable_x64(True):
+        with jax.enable_x64(True), jax.ensure_compile_time_eval():
             return _pytree.tree_map_only(torch.Tensor, move, tree)
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
@@ -440,7 +450,8 @@ class Environment(torchax.tensor.Environment):
         self, x: Any, tensors: Sequence[Any], kinds: set[Any], is_wide: bool
     ) -> Any:
         """Makes what torchax computed a tensor of ours, with the dtype of torch."""
-        if any(x is tensor for tensor in tensors):
+        is_view = isinstance(x, Tensor) and x.memory.base is not None
+        if is_view or any(x is tensor for tensor in tensors):
             return x
         array, dtype = x._elem, x.dtype
         if dtype in _WIDE and kinds.isdisjoint(_WIDE):
@@ -460,7 +471,9 @@ class Environment(torchax.tensor.Environment):
         (source, *rest), name = args, func._schema.name.partition("::")[2]
         if not isinstance(source, Tensor):
             source = Tensor(source._elem, self)
-        rest, kwargs = self._numbers((rest, kwargs))
+        rest, kwargs = _pytree.tree_map_only(  # sizes
+            torch.Tensor, lambda x: x.item(), (rest, kwargs)
+        )
         memory, views = source.memory, None
         with _mode_utils.no_dispatch(), torch._C.DisableTorchFunction():
             like = _like(source)
@@ -483,18 +496,23 @@ class Environment(torchax.tensor.Environment):
                 places = torch.as_strided(
                     numbers, metas.shape, metas.stride(), metas.storage_offset()
                 )
-                views = [_choice(_at, places.numpy())]
-            else:
-                views = _choices(self, func, like, rest, kwargs)
+                views = [_elements(places)]
+            elif name in _DIRECT:
+                op = self._get_op_or_decomp(func).func
+                count = len(metas) if many else 1
+                views = [
+                    (lambda x, i=i: jax.tree.leaves(op(x, *rest, **kwargs))[i], None)
+                    for i in range(count)
+                ]
+            else:  # torch itself says which elements these are
+                numbers = torch.arange(source.numel()).reshape(source.shape)
+                places = func(numbers, *rest, **kwargs)
+                views = [_elements(x) for x in (places if many else [places])]
         found = []
         for (view, put), meta in zip(views, metas if many else [metas], strict=True):
             part = Memory(view(memory.read()), memory, view, put)
             found.append(Tensor(part.value, self, False, part, meta))
         return type(metas)(found) if many else found[0]
-
-    def _numbers(self, tree: Any) -> Any:
-        """Reads tensors among sizes."""
-        return _pytree.tree_map_only(torch.Tensor, lambda x: x.item(), tree)
 
     def _write(self, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
         """Computes what `func` writes, and writes it back through views."""
@@ -514,7 +532,7 @@ class Environment(torchax.tensor.Environment):
             )
         if torch.Tag.inplace_view in func.tags:
             return self._view_in_place(func, args, kwargs)
-        functional = _functional(func, targets)
+        functional = _functional_of(func, tuple(targets))
         if functional is None or not all(is_here(x) for x in written):
             return super().dispatch(func, types, args, kwargs)
         keeps_all = set(targets) <= {x.name for x in functional._schema.arguments}
@@ -526,11 +544,8 @@ class Environment(torchax.tensor.Environment):
         names = [x.name for x in functional._schema.arguments if not x.kwarg_only]
         places = [inputs.pop(name) for name in names if name in inputs]
         with torch.enable_grad():
-            results = functional_results = self.dispatch(
-                functional, types, tuple(places), inputs
-            )
-        if not isinstance(functional_results, tuple | list):
-            results = [functional_results]
+            results = self.dispatch(functional, types, tuple(places), inputs)
+        results = results if isinstance(results, tuple | list) else [results]
         for target, result in zip(written, results, strict=False):
             self._replace(target, self.t2j_iso(result), keeps_all)
         return written[0] if len(written) == 1 else tuple(written)
@@ -711,37 +726,10 @@ def _item(x: Any, key: Any) -> Any:
     return key[numbers[0]]._env.call(lambda x, *parts: x[parts], x, *key)
 
 
-def _choices(
-    env: Environment, func: Any, like: Any, rest: Any, kwargs: Any
-) -> list[tuple[Callable, Callable]]:
-    """Returns views that choose elements, each with how it is written."""
-    try:
-        op = torchax.tensor.Environment._get_op_or_decomp(env, func)
-    except torchax.tensor.OperatorNotFound:
-        op = None
-    if op is None or not op.is_jax_function:
-        # torch itself says which elements these are.
-        numbers = torch.arange(like.numel()).reshape(like.shape)
-        places = func(numbers, *rest, **kwargs)
-        places = places if isinstance(places, tuple | list) else [places]
-        return [_choice(_at, x.numpy()) for x in places]
-    whole = functools.partial(_called, op.func, rest, kwargs)
-    sizes = jax.ShapeDtypeStruct(like.shape, jnp.float32)
-    count = len(jax.tree.leaves(jax.eval_shape(whole, sizes)))
-    return [_choice(_part, whole, i) for i in range(count)]
-
-
-def _choice(view: Callable, *args: Any) -> tuple[Callable, Callable]:
-    view = functools.partial(view, *args)
-    return view, functools.partial(_put, view)
-
-
-def _at(places: Any, x: jax.Array) -> jax.Array:
-    return x.reshape(-1)[places]
-
-
-def _part(function: Callable, number: int, x: jax.Array) -> jax.Array:
-    return jax.tree.leaves(function(x))[number]
+def _elements(places: Any) -> tuple[Callable, None]:
+    """Returns the view of these elements."""
+    places = places.int().numpy()
+    return (lambda x: x.reshape(-1)[places]), None
 
 
 def _like(x: Tensor) -> Any:
@@ -753,12 +741,9 @@ def _like(x: Tensor) -> Any:
     return whole.as_strided(x.shape, x.stride(), offset)
 
 
-def _called(function: Callable, rest: Any, kwargs: Any, x: jax.Array) -> Any:
-    return function(x, *rest, **kwargs)
-
-
 @functools.cache
 def _functional_of(func: Any, targets: tuple[str, ...]) -> Any:
+    """Finds the operation that returns what `func` writes; None if there is none."""
     name, overload = func._schema.name.partition("::")[2], func._overloadname
     if name.endswith("_") and not name.startswith("__"):
         name = _FUNCTIONAL.get(name, name[:-1])
@@ -777,8 +762,3 @@ def _functional_of(func: Any, targets: tuple[str, ...]) -> Any:
     ]
     alike = [each for each in fits if each._overloadname == overload]
     return next(iter(alike or fits), None)
-
-
-def _functional(func: Any, targets: Sequence[str]) -> Any:
-    """Finds the operation that returns what `func` writes; None if there is none."""
-    return _functional_of(func, tuple(targets))

@@ -362,15 +362,6 @@ def jax_nn_causal():
 
 
 @_case
-def jax_nn_local_window():
-    distance = np.arange(T)[:, None] - np.arange(S)
-    allowed = (distance <= 1) & (distance >= -2)
-    return _jax_nn(
-        functools.partial(_softmax, allowed=allowed), local_window_size=(1, 2)
-    )
-
-
-@_case
 def linen():
     module = flax.linen.MultiHeadDotProductAttention(H)
     params = module.init(jax.random.key(0), *Case.inputs)
