@@ -112,9 +112,9 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        _check_shapes(found, each, config, expected, stored)
+        _check_shapes(found, each, expected, stored)
         whole = [_numbers(found, n, stored[n]) for n in each.theirs]
-        results = each.change.to_ours(whole, config)
+        results = each.change.to_ours(whole)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
@@ -329,7 +329,6 @@ def _check_names(
 def _check_shapes(
     found: sources.Source,
     row: name_tables.Row,
-    config: models.ModelConfig,
     expected: Mapping[str, Any],
     stored: Mapping[str, arrays.Stored],
 ) -> None:
@@ -340,7 +339,7 @@ def _check_shapes(
     # sizes are compared first.
     if sum(map(math.prod, ours)) == sum(map(math.prod, theirs)):
         zeros = [np.broadcast_to(np.float32(0), shape) for shape in ours]
-        if [x.shape for x in row.change.to_theirs(zeros, config)] == theirs:
+        if [x.shape for x in row.change.to_theirs(zeros)] == theirs:
             return
     raise checks.ConfigError(
         f"{found.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, which "

@@ -27,7 +27,6 @@ def check(config: ModelConfig) -> None:
         _pattern,
         _positions,
         _by_layer,
-        _frequencies,
         _norms,
         _output,
         _decoder,
@@ -101,6 +100,18 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         what, size = "key size", parts.key_size(config)
     if schemes[kind].has_pairs and size % 2:
         yield f"{name} needs an even {what}, got {size}."
+    frequencies, pairs = config.embedding.frequencies, size // 2
+    if frequencies is not None and not schemes[kind].rotate:
+        rotating = " or ".join(x for x, scheme in schemes.items() if scheme.rotate)
+        yield (
+            f"embedding.frequencies is only for {rotating} positions, and must be None "
+            f"with positions = {kind!r}."
+        )
+    if frequencies is not None and len(frequencies) != pairs:
+        yield (
+            "embedding.frequencies must have a number for each of the key_size / 2 = "
+            f"{pairs} pairs of features, got {len(frequencies)}."
+        )
 
 
 def _by_layer(config: ModelConfig) -> Iterator[str]:
@@ -134,24 +145,6 @@ def _by_layer(config: ModelConfig) -> Iterator[str]:
     for i, size in enumerate(sizes or ()):
         name = f"config.model.feed_forward.hidden_sizes[{i}]"
         checks.integer_in(name, size, 1, 2**22)
-
-
-def _frequencies(config: ModelConfig) -> Iterator[str]:
-    schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
-    if config.embedding.frequencies is None:
-        return
-    if not schemes[kind].rotate:
-        rotating = " or ".join(x for x, scheme in schemes.items() if scheme.rotate)
-        yield (
-            f"embedding.frequencies is only for {rotating} positions, and must be None "
-            f"with positions = {kind!r}."
-        )
-    pairs, count = parts.key_size(config) // 2, len(config.embedding.frequencies)
-    if count != pairs:
-        yield (
-            "embedding.frequencies must have a number for each of the key_size / 2 = "
-            f"{pairs} pairs of features, got {count}."
-        )
 
 
 def _norms(config: ModelConfig) -> Iterator[str]:

@@ -141,12 +141,6 @@ def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
     return section.hidden_sizes or (section.hidden_size,) * num_all_layers(config)
 
 
-def are_alike(config: ModelConfig) -> bool:
-    """Checks whether layers differ only in the values of their parameters."""
-    kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
-    return kept is None and sizes is None
-
-
 def key_size(config: ModelConfig) -> int:
     """Returns K, the size of a head's queries, keys and values."""
     section = config.attention

@@ -110,7 +110,6 @@ def decomposed(config, params, tokens, values, T=T):
     is_post = config.norm.position == "post"
     for i in range(L):
         name = f"encoder/layer_{i}"
-        entered = parts
 
         def added(parts, written, number, has_residual, name=name):
             parts = parts + written if has_residual else written
@@ -119,7 +118,7 @@ def decomposed(config, params, tokens, values, T=T):
                 parts = held(config, leaves, parts.sum(0), parts)
             return parts
 
-        read = entered.copy()
+        read = parts.copy()
         if not is_post:
             leaves = params.get(f"{name}/norm_1", {})
             read = held(config, leaves, read.sum(0), read)

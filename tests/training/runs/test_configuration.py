@@ -78,6 +78,19 @@ def test_config_of_json_is_the_same_and_lacking_fields_have_defaults(make_config
     assert configuration.of_json(values) == config.replace(seed=0)
 
 
+@pytest.mark.parametrize(("name", "neutral"), [*models.GONE.items()])
+def test_a_gone_field_may_only_have_the_value_that_changes_nothing(
+    make_config, tmp_path, name, neutral
+):
+    config, (section, field) = make_config(), name.split(".")
+    values = config.to_json()
+    values["model"][section][field] = neutral
+    assert configuration.of_json(values) == config
+    values["model"][section][field] = "other"
+    with pytest.raises(ConfigError, match=f"has no field '{field}'"):
+        configuration.of_json(values)
+
+
 def test_replaced_config_leaves_the_other_and_cannot_be_set(make_config):
     config = make_config()
     other = config.replace(seed=4, model=dict(attention=dict(num_heads=4)))
