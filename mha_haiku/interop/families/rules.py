@@ -145,57 +145,54 @@ _ROTARY_KINDS = {
 }
 
 
-def rotary() -> Rule:
-    """Makes the rule of rotary positions, by which all features of a head rotate."""
+@checks.user_mistakes()
+def _rotary(theirs: Theirs) -> dict[str, Any]:
+    # The older name counts where both are there, and the length outside.
+    name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
+    inside = theirs[name] or {}
+    length = theirs["original_max_position_embeddings"]
+    rope = {
+        "rope_type": inside.get("type", "default"),
+        "rope_theta": theirs["rope_theta"],
+        "partial_rotary_factor": theirs["partial_rotary_factor"],
+        "original_max_position_embeddings": theirs["max_position_embeddings"],
+        **inside,
+        **({"original_max_position_embeddings": length} if length else {}),
+    }
+    kind = rope["rope_type"]
+    label = "config.json's kind of rotary positions (rope_type)"
+    checks.choice(label, kind, _ROTARY_KINDS)
+    if kind == "default":  # transformers reads no share there
+        rope["partial_rotary_factor"] = 1.0
+    common = {"rope_theta": at_least_one, "partial_rotary_factor": checks.share}
+    for key, check in {**common, **_ROTARY_KINDS[kind]}.items():
+        check(f"config.json's {name}.{key}", rope.get(key))
+    if rope["partial_rotary_factor"] != 1:
+        raise ValueError(
+            f"config.json's {name}.partial_rotary_factor must be 1 for models that "
+            f"rotate whole heads, got {rope['partial_rotary_factor']!r}."
+        )
+    return {
+        # Unused next to frequencies, but says where they come from.
+        "embedding.rotary_period": float(rope["rope_theta"]),
+        "embedding.frequencies": (
+            None if kind == "default" else _frequencies(rope, head_size(theirs))
+        ),
+    }
 
-    @checks.user_mistakes()
-    def read(theirs: Theirs) -> dict[str, Any]:
-        # The older name counts where both are there, and the length outside.
-        name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
-        inside = theirs[name] or {}
-        length = theirs["original_max_position_embeddings"]
-        rope = {
-            "rope_type": inside.get("type", "default"),
-            "rope_theta": theirs["rope_theta"],
-            "partial_rotary_factor": theirs["partial_rotary_factor"],
-            "original_max_position_embeddings": theirs["max_position_embeddings"],
-            **inside,
-            **({"original_max_position_embeddings": length} if length else {}),
-        }
-        kind = rope["rope_type"]
-        label = "config.json's kind of rotary positions (rope_type)"
-        checks.choice(label, kind, _ROTARY_KINDS)
-        if kind == "default":  # transformers reads no share there
-            rope["partial_rotary_factor"] = 1.0
-        common = {"rope_theta": at_least_one, "partial_rotary_factor": checks.share}
-        for key, check in {**common, **_ROTARY_KINDS[kind]}.items():
-            check(f"config.json's {name}.{key}", rope.get(key))
-        if rope["partial_rotary_factor"] != 1:
-            raise ValueError(
-                f"config.json's {name}.partial_rotary_factor must be 1 for models that "
-                f"rotate whole heads, got {rope['partial_rotary_factor']!r}."
-            )
-        return {
-            # Unused next to frequencies, but says where they come from.
-            "embedding.rotary_period": float(rope["rope_theta"]),
-            "embedding.frequencies": (
-                None if kind == "default" else _frequencies(rope, head_size(theirs))
-            ),
-        }
 
-    return Rule(
-        read,
-        {
-            "rope_parameters": name_tables.key(None, _object, dict | None),
-            "rope_scaling": name_tables.key(None, _object, dict | None),
-            "rope_theta": name_tables.key(10_000.0, at_least_one),
-            "partial_rotary_factor": name_tables.key(1.0, checks.share),
-            "original_max_position_embeddings": name_tables.key(
-                None, LENGTH, int | None
-            ),
-            "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
-        },
-    )
+# Rotary positions, by which all features of a head turn.
+ROTARY = Rule(
+    _rotary,
+    {
+        "rope_parameters": name_tables.key(None, _object, dict | None),
+        "rope_scaling": name_tables.key(None, _object, dict | None),
+        "rope_theta": name_tables.key(10_000.0, at_least_one),
+        "partial_rotary_factor": name_tables.key(1.0, checks.share),
+        "original_max_position_embeddings": name_tables.key(None, LENGTH, int | None),
+        "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
+    },
+)
 
 
 def head_size(theirs: Theirs) -> int:

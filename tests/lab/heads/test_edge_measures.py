@@ -53,19 +53,16 @@ class Oracle(test_patching.Oracle):
             return total
 
         for layer in self.graph.layers:
-            entering = dict(streams)
             for part in layer:
                 made = {}
                 for site, kind in zip(part.reads, "qkv", strict=False):
-                    from_start = site.endswith("/stream") and "/layer_" in site
-                    of = entering if from_start else streams
                     if not part.groups:
-                        source = read(site, (part.nodes[0], "feed_forward"), of)
+                        source = read(site, (part.nodes[0], "feed_forward"), streams)
                         seen = self.run(changes={site: lambda _, x=source: x})[1]
                         made[f"{part.path}/output"] = seen[f"{part.path}/output"]
                         continue
                     for i, node in enumerate(part.nodes):
-                        source = read(site, (node, kind), of)
+                        source = read(site, (node, kind), streams)
                         seen = self.run(changes={site: lambda _, x=source: x})[1]
                         for end in test_patching.NAMES[kind]:
                             name = f"{part.path}/{end}"
