@@ -116,7 +116,7 @@ MASKED = {
     "padding": ("llama", {"attention_mask": PADDED}, "causal() & segments"),
     "packed": ("llama", {"position_ids": PACKED}, "_OfIndices"),
     "own": ("llama", {"attention_mask": OWN}, "full()"),
-    "window": ("gemma3", {"attention_mask": PADDED}, "window(3, None) & causal()"),
+    "window": ("gemma2", {"attention_mask": PADDED}, "window(3, None) & causal()"),
     "both sides": ("bert", {"attention_mask": PADDED}, "segments"),
     "none": ("bert", {}, "full()"),
 }
