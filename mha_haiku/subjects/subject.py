@@ -316,11 +316,11 @@ def layers_of(parts: Sequence[Part]) -> tuple[Layer, ...]:
     )
 
 
-def part_index(parts: Sequence[Part], layer: int) -> int:
+def part_index(parts: Sequence[Part], layer: int, name: str = "layer") -> int:
     """Finds the attention part of a layer; see `Subject.ablated` for its number."""
     has_kinds = any(part.kind for part in parts)
     numbers = [i if has_kinds else part.layer for i, part in enumerate(parts)]
-    checks.integer_in("layer", layer, 0, max(numbers, default=0))
+    checks.integer_in(name, layer, 0, max(numbers, default=0))
     if layer not in numbers:
         others = checks.listed([*map(str, numbers)])
         raise ValueError(f"layer {layer} has no attention; layers {others} have.")

@@ -28,7 +28,8 @@ def record(
 
     The model runs as it is: any device, dtype, kernel and cache. Queries and keys stay
     on its device, O(T + S) numbers of each map, until a map is read. Functions of
-    attention that are not of transformers are not recorded. Needs no torchax.
+    attention that are not of transformers are not recorded, and masks of flex_attention
+    are not read. Needs no torchax.
 
         with mh.record(model) as maps:
             model.generate(**inputs)

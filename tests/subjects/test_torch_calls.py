@@ -12,6 +12,7 @@ transformers = pytest.importorskip("transformers", reason=WHY)
 from tests.interop import torch_families  # noqa: E402
 from tests.interop.torch_families import CASES, B, S  # noqa: E402
 
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning")  # theirs
 PADDING = 3  # at the left of the last example
 FAMILIES = "bart bert clip gemma2 gpt2 gpt_oss llama mixtral t5 vit whisper".split()
 

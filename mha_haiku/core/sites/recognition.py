@@ -443,9 +443,11 @@ class _AttentionSearch:
         if reached["weights"].value.size <= regions.LIMIT:
             return None
         layouts = {name: known[name] for name in reached}
-        if any(x.rows is None for x in layouts.values()):
+        values = [
+            (reached[name].value, x.rows[0]) for name, x in layouts.items() if x.rows
+        ]
+        if len(values) < len(layouts):
             return None
-        values = [(reached[name].value, x.rows[0]) for name, x in layouts.items()]
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
         return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None

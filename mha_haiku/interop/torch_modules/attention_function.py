@@ -184,12 +184,18 @@ def weighting(
     mask, biases = masks.full(), []
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not is_eager and attention_mask is None and is_causal and length > 1:
+    is_kernel = function.__name__ not in (_EAGER, _SDPA)
+    has_mask = is_eager or attention_mask is not None and not is_kernel
+    if is_causal and not has_mask and length > 1:
         mask = masks.causal()
+    if is_kernel and options.get("sliding_window") is not None:
+        mask &= masks.window(options["sliding_window"] - 1, None)
     if attention_mask is not None:
         whole = array(attention_mask)
-        if whole.dtype == bool and not is_eager:
-            mask = masks.as_mask(whole)
+        if whole.ndim == 2:
+            mask &= masks.segments(np.ones((1, 1), np.int32), whole.astype(jnp.int32))
+        elif whole.dtype == bool and not is_eager:
+            mask &= masks.as_mask(whole)
         else:
             biases.append(whole)  # eager adds booleans, too
     if options.get("position_bias") is not None:

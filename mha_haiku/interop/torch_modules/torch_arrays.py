@@ -262,10 +262,6 @@ class Environment(torchax.tensor.Environment):
             for function in functions:
                 self.override_op_definition(function, override)
 
-    def get_and_rotate_prng_key(self, generator: Any = None) -> jax.Array:
-        self.has_drawn = True  # so that torch itself draws other numbers
-        return super().get_and_rotate_prng_key(generator)
-
     @contextlib.contextmanager
     def running(self, seed: int = 0) -> Iterator[None]:
         """Enters a context in which a module can be called on tensors of JAX.
@@ -274,13 +270,12 @@ class Environment(torchax.tensor.Environment):
         generator stays as it was.
         """
         device = f"torch.{_DEVICE}"
-        self.has_drawn = False
         state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
         key = jax.random.key(seed)
         sys.modules[device] = torch.privateuseone = torchax.device_module
         validates = torch.distributions.Distribution._validate_args
         check, apply = os.environ.get(_CHECK), torch.autograd.Function.__dict__["apply"]
-        start = torch.default_generator.manual_seed(seed).get_state()
+        torch.default_generator.manual_seed(seed)
         torch.backends.mha.set_fastpath_enabled(False)  # which torchax lacks
         # Checks of values, which are not there yet.
         torch.distributions.Distribution.set_default_validate_args(False)
@@ -296,7 +291,6 @@ class Environment(torchax.tensor.Environment):
             torch.autograd.Function.apply = apply
             os.environ.pop(_CHECK) if check is None else None
             torch.distributions.Distribution.set_default_validate_args(validates)
-            self.has_drawn |= not torch.equal(torch.get_rng_state(), start)
             torch.set_rng_state(state)
             torch.backends.mha.set_fastpath_enabled(fast)
             for owner, name in (sys.modules, device), (vars(torch), _DEVICE):

@@ -252,5 +252,5 @@ def chosen_layers(
             if not indices and isinstance(layer, str):
                 checks.choice("a layer", layer.strip(), addresses)
                 indices = [addresses.index(layer.strip())]
-            result += indices or [part_index(parts, layer)]
+            result += indices or [part_index(parts, layer, "layers")]
     return result

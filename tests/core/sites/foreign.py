@@ -469,11 +469,11 @@ def equinox_under_vmap():
 
 
 def _haiku(wrap=lambda function: function):
-    def attend(x, y, z=None):
+    def attend(x, *y):  # keys and values of one input, or of two
         module = hk.MultiHeadAttention(
             H, K, value_size=V, model_size=D, w_init=hk.initializers.VarianceScaling()
         )
-        return wrap(module)(x, y, y if z is None else z)
+        return wrap(lambda x, *y: module(x, y[0], y[-1]))(x, *y)
 
     model = hk.without_apply_rng(hk.transform(attend))
     params = model.init(jax.random.key(0), *Case.inputs)
