@@ -87,6 +87,7 @@ _CLIP = dict(
     vision_config=dict(_VIT, projection_dim=10),
     projection_dim=10,
 )
+
 _IN_BERT = "encoder.layer.0.attention.output.dense"
 _IN_GPT2 = "transformer.h.0.attn.c_proj"
 _IN_LLAMA = "model.layers.0.self_attn.o_proj"
