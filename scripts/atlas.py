@@ -394,7 +394,8 @@ def _close(actual: Any, expected: Any) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return re.sub(r"\S*site-packages/", "", text)[:200]
 
 
 # --- many types -----------------------------------------------------------------------
