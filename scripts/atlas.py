@@ -496,8 +496,11 @@ def main(
     every, path = list(transformers.CONFIG_MAPPING), pathlib.Path(results)
     kinds = types.split(",") if types else every
     with checks.user_mistakes():
-        for name in kinds:
-            checks.choice("--types", name, every)
+        for name in set(kinds) - {*every}:
+            raise ValueError(
+                f"--types: transformers has no model type {name!r}."
+                f"{checks.nearest(name, every)}"
+            )
         checks.positive_integer("--workers", workers)
     found = {}
     if results and path.exists():
