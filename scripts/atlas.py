@@ -394,7 +394,8 @@ def _close(actual: Any, expected: Any) -> bool:
 
 
 def _line(error: BaseException) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]
+    text = " ".join(f"{type(error).__name__}: {error}".split())
+    return re.sub(r"\S*site-packages/", "", text)[:200]
 
 
 # --- many types -----------------------------------------------------------------------
@@ -495,8 +496,11 @@ def main(
     every, path = list(transformers.CONFIG_MAPPING), pathlib.Path(results)
     kinds = types.split(",") if types else every
     with checks.user_mistakes():
-        for name in kinds:
-            checks.choice("--types", name, every)
+        for name in set(kinds) - {*every}:
+            raise ValueError(
+                f"--types: transformers has no model type {name!r}."
+                f"{checks.nearest(name, every)}"
+            )
         checks.positive_integer("--workers", workers)
     found = {}
     if results and path.exists():

@@ -3,11 +3,12 @@
 Run: python scripts/on_gpu.py --out=on_gpu
      python scripts/on_gpu.py --out=on_gpu --cpu  (the same in small, on a CPU)
 
-Attention, maps and a PyTorch module on the GPU are checked against float64; attention
-is timed next to jax.nn and PyTorch. It downloads nothing and needs torch and
-transformers. Every part is a process with a time limit, so that none can stop the
-others: checks run together, measurements alone. Writes on_gpu.json, on_gpu.md (a table
-for benchmarks/measured.md) and two pages. Exits with 1 if a part or a check failed.
+Attention, maps, a run and a PyTorch module on the GPU are checked against float64;
+attention, statistics, ablations and a training step are timed next to jax.nn and
+PyTorch. It downloads nothing and needs torch and transformers. Every part is a process
+with a time limit, so that none can stop the others: checks run together, measurements
+alone. Writes on_gpu.json, on_gpu.md (a table for benchmarks/measured.md) and four
+pages. Exits with 1 if a part or a check failed.
 """
 
 import concurrent.futures
@@ -21,6 +22,7 @@ import pathlib
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
@@ -35,9 +37,15 @@ import numpy as np  # noqa: E402
 
 import mha_haiku as mh  # noqa: E402
 from mha_haiku import commands  # noqa: E402
-from scripts.benchmarks.contenders import causal_models  # noqa: E402
+from scripts.benchmarks.contenders import (  # noqa: E402
+    causal_models,
+    lab_ours,
+    map_statistics,
+    sizes,
+)
 
 _PACKAGES = "jax jaxlib dm-haiku optax torch torchax transformers numpy".split()
+_NAMES = {"tiny": "a model of 2 layers, width 24", "whole": "GPT-2 small"}
 _LIMIT = 450  # seconds of all parts together
 _B, _H, _G, _K = 2, 4, 2, 64  # examples, heads, key heads, size per head
 # Name: dtype, precision of products in float32, tolerance of values and gradients.
@@ -257,6 +265,20 @@ def check_maps(report: Report) -> None:
             report.save("map", attention_map)
 
 
+def check_run(report: Report) -> None:
+    """Trains configs/reverse.py; checks what it learned, and saves its page."""
+    with tempfile.TemporaryDirectory() as folder:
+        steps = 20 if report.is_small else None
+        subject = mh.train(mh.runs.default_config("reverse"), folder, steps=steps)
+        summary = json.loads((pathlib.Path(folder) / "summary.json").read_text())
+        loss = summary["metrics"]["held_out_loss"]
+        report.check("reverse: loss", loss, 0, 5.0 if report.is_small else 0.01)
+        weights = subject.maps("3 1 4 1 5 9 2 6 5 3 5 8 9 7 9 3")[0].weights()
+        diagonal = np.asarray(weights)[..., ::-1].diagonal(0, -2, -1).mean()
+        report.check("reverse: looks back", diagonal, 1, 1 if report.is_small else 0.1)
+        report.save("run", folder)
+
+
 def check_torch(report: Report) -> None:
     """Checks a wrapped GPT-2 of transformers, whose parameters are on the GPU."""
     import torch
@@ -333,6 +355,72 @@ def _with_gradient(function, cotangent, *arrays):
     return values, pull(cotangent)
 
 
+def measure_statistics(report: Report) -> None:
+    """Measures statistics next to the forward pass alone."""
+    uses = {"statistics": "with all statistics", "forward": "forward alone"}
+    for length in (512, 1024) if report.is_small else (2048, 32768):
+        core = sizes.CoreSize(length, 8)._asdict()
+        calls = {
+            name: map_statistics.prepare(use, 1, core).run for use, name in uses.items()
+        }
+        report.measure(f"8 heads, {length}, causal, float32, statistics", calls)
+
+
+def measure_ablations(report: Report) -> None:
+    """Measures ablations of all heads of GPT-2's size; saves their page."""
+    size, batch, length = ("tiny", 2, 16) if report.is_small else ("whole", 8, 64)
+    count = causal_models.SIZES[size].num_heads
+    of = lab_ours.measured(size, batch, length)
+    forward = lab_ours.prepare("forward", size, batch, length, calls=count)
+    calls = {
+        f"{count} single ablations": lambda: mh.heads.ablation(of),
+        f"{count} forward passes": forward.run,
+    }
+    report.measure(f"{_NAMES[size]}, {batch} x {length} tokens, float32", calls)
+    report.save("importance", mh.heads.ablation(of))
+
+
+def measure_training(report: Report) -> None:
+    """Measures a training step of GPT-2's size next to transformers', in TF32."""
+    import optax
+    import torch
+
+    size, batch, length = ("tiny", 2, 16) if report.is_small else ("whole", 8, 1024)
+    tokens = causal_models.tokens(size, batch, length)
+    model, params = causal_models.ours(size)
+    adam = optax.adamw(1e-4)
+
+    def loss_of(params):
+        logits = model.apply(params, None, tokens, is_training=False).logits[:, :-1]
+        losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:])
+        return losses.mean()
+
+    @functools.partial(jax.jit, donate_argnums=(0, 1))
+    def step(params, state):
+        updates, state = adam.update(jax.grad(loss_of)(params), state, params)
+        return optax.apply_updates(params, updates), state
+
+    carry = params, adam.init(params)
+
+    def ours():
+        nonlocal carry
+        carry = step(*carry)
+        return carry
+
+    torch.backends.cuda.matmul.allow_tf32 = True
+    network = causal_models.of_transformers(size).to(report.device())
+    fused = torch.optim.AdamW(network.parameters(), lr=1e-4, fused=True)
+    ids = torch.tensor(tokens, device=report.device(), dtype=torch.long)
+
+    def theirs():
+        fused.zero_grad()
+        network(ids, labels=ids, use_cache=False).loss.backward()
+        fused.step()
+
+    title = f"a training step of {_NAMES[size]}, {batch} x {length} tokens, float32"
+    report.measure(title, {"mha_haiku": ours, "PyTorch": theirs})
+
+
 # --- the run --------------------------------------------------------------------------
 
 # Name: function of a report, and its limit in seconds; checks come first.
@@ -341,9 +429,13 @@ _PARTS: dict[str, tuple[Callable[[Report], None], float]] = {
     for x in ("dense", "formula", "blockwise", "fused", "auto")
 } | {
     "maps": (check_maps, 240),
+    "run": (check_run, 150),
     "torch": (check_torch, 150),
     "measure_2048": (functools.partial(measure_attention, length=2048), 100),
     "measure_8192": (functools.partial(measure_attention, length=8192), 100),
+    "measure_statistics": (measure_statistics, 60),
+    "measure_ablations": (measure_ablations, 80),
+    "measure_training": (measure_training, 80),
 }
 
 

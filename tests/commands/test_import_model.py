@@ -93,17 +93,6 @@ def test_model_becomes_a_run_of_its_task(imported, kind, task, family):
 
 
 @pytest.mark.slow
-def test_maps_of_own_text(imported):
-    workdir = f"--workdir={imported('sentences')}"
-    assert _run("dump_attention", workdir, "--text=The cat sat on the mat.") == 0
-    folder = imported("sentences") / "attention" / "own_text"
-    (saved,) = MapSet.load(folder / "maps.npz").examples
-    assert saved.queries.tokens[:2] == ("[CLS]", "the")
-    assert saved.weights[1].shape == (pretrained.H, 9, 9)
-    assert not any(saved.answers.likeliest)
-
-
-@pytest.mark.slow
 def test_encoder_of_sentences_goes_through_pruning(
     imported, tmp_path, capsys, monkeypatch
 ):

@@ -81,29 +81,11 @@ _T5 = dict(
     d_model=D, d_kv=8, num_layers=L, num_heads=H, d_ff=20, initializer_factor=0.5
 )
 _VIT = dict(_HEADS, intermediate_size=20, image_size=8, patch_size=4)
-_SWIN = dict(image_size=8, patch_size=1, embed_dim=12, window_size=4)
 _EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2)
-_DEEPSEEK = dict(
-    q_lora_rank=12,
-    kv_lora_rank=10,
-    qk_rope_head_dim=4,
-    qk_nope_head_dim=6,
-    v_head_dim=5,
-    n_routed_experts=4,
-    n_group=1,
-    topk_group=1,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    moe_intermediate_size=12,
-    first_k_dense_replace=1,
-)
 _CLIP = dict(
     text_config=dict(_BERT, projection_dim=10, eos_token_id=2),
     vision_config=dict(_VIT, projection_dim=10),
     projection_dim=10,
-)
-_RELATIVE = dict(
-    relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
 )
 
 _IN_BERT = "encoder.layer.0.attention.output.dense"
@@ -115,9 +97,6 @@ CASES = {
     "bert": Case("BertForMaskedLM", _BERT, f"bert.{_IN_BERT}"),
     "roberta": Case(
         "RobertaForMaskedLM", dict(_BERT, pad_token_id=1), f"roberta.{_IN_BERT}"
-    ),
-    "deberta": Case(
-        "DebertaV2ForMaskedLM", dict(_BERT, **_RELATIVE), f"deberta.{_IN_BERT}"
     ),
     "gpt2": Case("GPT2LMHeadModel", _GPT2, _IN_GPT2),
     "gptj": Case(
@@ -133,11 +112,6 @@ CASES = {
     "mixtral": Case("MixtralForCausalLM", dict(_LLAMA, **_EXPERTS), _IN_LLAMA),
     "gpt_oss": Case(
         "GptOssForCausalLM", dict(_LLAMA, **_EXPERTS, sliding_window=4), _IN_LLAMA
-    ),
-    "deepseek_v3": Case(
-        "DeepseekV3ForCausalLM",
-        dict(_MULTI, num_key_value_heads=H, **_DEEPSEEK) | dict(head_dim=4),
-        _IN_LLAMA,
     ),
     "t5": Case(
         "T5ForConditionalGeneration",
@@ -156,12 +130,6 @@ CASES = {
         "ViTForImageClassification", _VIT, "vit.layers.0.attention.o_proj", _pixels
     ),
     "clip": Case("CLIPModel", _CLIP, _IN_CLIP, _both),
-    "swin": Case(
-        "SwinForImageClassification",
-        dict(_SWIN, depths=[1, 1], num_heads=[2, 4]),
-        "swin.encoder.layers.0.blocks.0.attention.o_proj",
-        _pixels,
-    ),
 }
 
 

@@ -1,4 +1,4 @@
-"""The run for a GPU, in small on a CPU: all checks, all measurements, two pages."""
+"""The run for a GPU, in small on a CPU: all checks, all measurements, four pages."""
 
 import importlib.util
 import json
@@ -23,14 +23,14 @@ def test_all_parts_run_in_small(tmp_path):
     done = subprocess.run(command, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     report = json.loads((tmp_path / "on_gpu.json").read_text())
-    assert [part["ended"] for part in report["parts"]] == ["done"] * 9
+    assert [part["ended"] for part in report["parts"]] == ["done"] * 13
     records = [record for part in report["parts"] for record in part["records"]]
     checked = [r for r in records if "error" in r]
     assert len(checked) > 60 and all(r["is_right"] for r in checked)
     pages = {path.stem for path in pathlib.Path(tmp_path).glob("*.html")}
-    assert pages == {"map", "torch"}
+    assert pages == {"map", "run", "torch", "importance"}
     table = (tmp_path / "on_gpu.md").read_text()
-    assert "| 1 x 2 heads, 32, causal, bfloat16, forward |" in table
+    assert "2 layers, width 24" in table and "GPT-2 small" not in table
 
 
 def test_a_check_sees_a_wrong_number_a_nan_and_another_shape(tmp_path):

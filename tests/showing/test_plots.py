@@ -122,12 +122,6 @@ def test_what_has_no_figure_is_refused(attention_map, tmp_path):
         mh.plot(tmp_path / "loss.txt")
 
 
-def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
-    assert canvas.formats_of(["png", "svg"]) == ("png", "svg")
-    with pytest.raises(ValueError, match=r"formats must be one of .*png.*svg.*'bmp'"):
-        canvas.formats_of(["png", "bmp"])
-
-
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
 def test_the_same_numbers_give_the_same_file(kind):
     curve = [2, 1], {"this order": [0.9, 0.5]}, {"measured": [1, 2]}, {}

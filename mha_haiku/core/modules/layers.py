@@ -141,10 +141,9 @@ class Layer(multi_head_attention.CachedModule):
     @hk.transparent
     def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
         """Applies a part to x, with a norm; also returns the part's other results."""
-        is_pre = self._is_pre
-        output, *rest = part(self.make_norm(name=name)(x) if is_pre else x)
+        output, *rest = part(self.make_norm(name=name)(x) if self._is_pre else x)
         output = x + output if residual else output
-        return output if is_pre else self.make_norm(name=name)(output), *rest
+        return output if self._is_pre else self.make_norm(name=name)(output), *rest
 
     @hk.transparent
     def _sized_attention(

@@ -125,20 +125,6 @@ def test_a_text_has_room_for_the_size_of_its_cache():
         cache.attend(*(x[:, :1] for x in (QUERY, KEY, VALUE)), weighting)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([2, 5, 3], "lengths must be at most 4, got 5"),
-        ([2, 0, 3], "lengths must be at least 1, got 0"),
-    ],
-)
-def test_a_prompt_that_does_not_fit_is_refused(lengths, message):
-    prompt = attention.Prompt(jnp.array(lengths), 4)
-    weighting = attention.Weighting(masks.causal())
-    with pytest.raises(ValueError, match=message):
-        prompt.attend(*_prompt(QUERY, KEY, VALUE), weighting)
-
-
 def test_what_stands_in_unwritten_slots_changes_no_bit():
     *_, cache = _prefilled(masks.causal())
     is_free = np.arange(S) >= LENGTHS[:, None]

@@ -121,13 +121,6 @@ def test_statistics_count_positions_from_the_first_query(arrays):
         np.testing.assert_allclose(found, values, 1e-5, 1e-5, err_msg=name)
 
 
-@pytest.mark.slow
-def test_pooled_map_equals_the_pooled_matrix(found):
-    found, weights = found
-    expected = oracles.pooled_map(weights, bin_edges(T, 7), bin_edges(S, 9))
-    np.testing.assert_allclose(found.pooled(7, 9), expected, 1e-5, 1e-6)
-
-
 PARTS = [
     (slice(8, 20), slice(10, 41), (4, 5)),
     (slice(17, 18), slice(None), (1, 53)),

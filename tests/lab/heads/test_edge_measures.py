@@ -212,21 +212,6 @@ def test_grouped_heads_and_scanned_layers_have_the_edges_of_their_twins(monkeypa
         )
 
 
-@pytest.mark.slow
-def test_each_of_many_scanned_layers_has_its_own_slopes(monkeypatch):
-    """Sorted as text, layer_10 would come before layer_2."""
-    of = config(num_layers=11, attention__num_heads=1)
-    clean, corrupted = test_patching._pair()
-    params = test_patching._sharp(of)
-    one = heads.Measured(build(of), heads.metrics.loss, params, [clean])
-    scanned = heads.edge_attribution(one, [corrupted]).per_example
-    monkeypatch.setattr(heads.model_runs, "FEW_LAYERS", 11)
-    looped = one._replace(model=one.model._replace(description=""))
-    wanted = heads.edge_attribution(looped, [corrupted]).per_example
-    np.testing.assert_allclose(scanned, wanted, atol=2e-6)
-    assert np.abs(wanted).max() > 1e-4
-
-
 def _induction():
     compiled = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=3)
     clean, other = (compiled.examples(8, seed=i) for i in (0, 1))

@@ -129,12 +129,6 @@ def test_a_function_of_the_last_position_alone_writes():
     assert last.generate("12", tokens=3, temperature=0) == "345"
 
 
-@pytest.mark.parametrize("prompt", [5, [], ["a", 5], np.array([[1, 2]])])
-def test_a_prompt_is_a_text_or_texts(prompt):
-    with pytest.raises(TypeError, match="prompt must be a text or a list of texts"):
-        mh.wrap(_counting, {}, _Digits()).generate(prompt)
-
-
 def test_parts_of_a_stream_are_whole_characters(writer, monkeypatch):
     pytest.importorskip("tokenizers")
     subject = writer("bpe")
@@ -149,29 +143,6 @@ def test_parts_of_a_stream_are_whole_characters(writer, monkeypatch):
         assert "".join(parts) == expected and len(parts) == count + 1
         # A text that ends inside of a character says so, only at its end.
         assert "\N{REPLACEMENT CHARACTER}" not in "".join(parts[:-1])
-
-
-@pytest.mark.slow
-def test_a_text_is_the_same_alone_and_beside_others(writer):
-    subject = writer()
-    alone = subject.generate("aé b", tokens=9, temperature=0)
-    together = subject.generate(["aé b", "c"], tokens=9, temperature=0)
-    assert together[0] == alone and [len(text) for text in together] == [9, 9]
-    # A prompt is continued by the likeliest tokens.
-    row = subject.encode("c" + together[1])[None, :T]
-    logits = subject.model.apply(subject.params, None, row, is_training=False).logits
-    np.testing.assert_array_equal(logits[0, :-1].argmax(-1), row[0, 1:])
-
-
-@pytest.mark.slow
-def test_sampled_texts_differ_by_place_and_seed_and_are_the_same_again(writer):
-    subject = writer()
-
-    def texts(seed):
-        return subject.generate(["a", "a"], temperature=20, tokens=20, seed=seed)
-
-    first = texts(3)
-    assert first[0] != first[1] and first == texts(3) and texts(4) != first
 
 
 @pytest.mark.slow

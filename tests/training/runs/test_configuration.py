@@ -128,17 +128,6 @@ def test_config_shows_what_differs_from_defaults():
     )
 
 
-def test_learned_positions_must_reach_the_end(make_config):
-    config = make_config(model__max_length=5)
-    task = configuration.make_task(config)
-    with pytest.raises(
-        ConfigError, match="config.model.embedding.max_length .* 6 .*got 5"
-    ):
-        configuration.validate_for_task(config, task)
-    config = config.replace(model=dict(embedding=dict(positions="rotary")))
-    configuration.validate_for_task(config, task)
-
-
 def test_family_must_answer_what_the_task_asks(make_config, task):
     config = make_config(model__family="set_classifier")
     with pytest.raises(ConfigError, match="family must be 'encoder' or 'causal'"):
@@ -171,11 +160,6 @@ def test_models_that_give_no_logits_by_position_train_on_no_task(make_config):
         with pytest.raises(ConfigError, match=message) as refusal:
             configuration.validate_for_task(config, configuration.make_task(config))
         assert len(str(refusal.value).splitlines()) <= 2
-
-
-def test_task_is_made_of_its_options(make_config):
-    task = configuration.make_task(make_config())
-    assert task == tasks.make("reverse", sequence_length=6, num_tokens=5)
 
 
 def test_refused_option_of_a_task_has_its_path(make_config):

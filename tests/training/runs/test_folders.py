@@ -145,12 +145,6 @@ def test_a_config_of_0_2_is_read_unless_it_is_of_several_seeds(
         folders.read_config(folder)
 
 
-def test_missing_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
-        folders.load_run(tmp_path / "nowhere")
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.slow
 def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_config):
     folder = folders.Folder(tmp_path)
