@@ -184,7 +184,8 @@ class _Call(NamedTuple):
         yield _row("outputs", changes, limits[0], note)
         if parts:
             of_maps = {x: _of_map(heads, x) for x in parts}
-            note = f"weights times values are the heads, {len(parts)} layers"
+            layers = f"{len(parts)} layer{'s' * (len(parts) > 1)}"
+            note = f"weights times values are the heads, {layers}"
             if _most(of_maps) > self.tolerance:
                 worst = max(of_maps, key=of_maps.__getitem__)
                 note = f"weights times values are not the heads of {worst}"
