@@ -184,7 +184,8 @@ class _Call(NamedTuple):
         yield _row("outputs", changes, limits[0], note)
         if parts:
             of_maps = {x: _of_map(heads, x) for x in parts}
-            note = f"weights times values are the heads, {len(parts)} layers"
+            layers = f"{len(parts)} layer{'s' * (len(parts) > 1)}"
+            note = f"weights times values are the heads, {layers}"
             if _most(of_maps) > self.tolerance:
                 worst = max(of_maps, key=of_maps.__getitem__)
                 note = f"weights times values are not the heads of {worst}"
@@ -218,6 +219,7 @@ class _Call(NamedTuple):
         Parameters may have noise, as large as their rounding.
         """
         import torch  # pyright: ignore[reportMissingImports]
+        from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
         module = self.module.pair.original
         params = {x: y.detach() for x, y in module.named_parameters()}
@@ -232,7 +234,7 @@ class _Call(NamedTuple):
             x = np.array(x, None if dtype else np.float32)
             return torch.as_tensor(x, device=like.device).to(dtype or like.dtype)
 
-        args, given = jax.tree.map(tensor, self.arguments())
+        args, given = _pytree.tree_map(tensor, self.arguments())
         buffers = {x: y.clone() for x, y in module.named_buffers()}
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):

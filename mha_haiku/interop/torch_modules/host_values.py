@@ -71,7 +71,8 @@ def error(module: Any, cause: Exception, inputs: Any) -> ValueError:
         return ValueError(f"{name}, at {place}: {cause}.")
     is_input = lambda x: isinstance(x, HostValues)  # noqa: E731
     leaves = jax.tree.leaves(inputs, is_leaf=is_input)
-    is_unread = any(x.dtype.kind in "bui" and not is_input(x) for x in leaves)
+    kinds = (x.dtype.kind for x in leaves if hasattr(x, "dtype") and not is_input(x))
+    is_unread = not {"b", "u", "i"}.isdisjoint(kinds)
     kind = ReadsInputsError if is_unread else ValueError
     return kind(
         f"{name} reads values at {place} that depend on features or parameters; only "
