@@ -316,7 +316,7 @@ def layers_of(parts: Sequence[Part]) -> tuple[Layer, ...]:
     )
 
 
-def part_index(parts: Sequence[Part], layer: int, name: str = "layer") -> int:
+def part_index(parts: Sequence[Part], layer: Any, name: str = "layer") -> int:
     """Finds the attention part of a layer; see `Subject.ablated` for its number."""
     has_kinds = any(part.kind for part in parts)
     numbers = [i if has_kinds else part.layer for i, part in enumerate(parts)]

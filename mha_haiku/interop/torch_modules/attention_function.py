@@ -90,7 +90,7 @@ def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
         function = look_up(self, name, default)
         return change(function) if _is_of_transformers(function) else function
 
-    interface.get_interface = get_interface
+    interface.get_interface = get_interface  # pyright: ignore[reportAttributeAccessIssue]
     try:
         yield
     finally:
@@ -203,7 +203,7 @@ def weighting(
     sinks = options.get("s_aux") if function.__name__ != _SDPA else None
     return {
         "mask": mask,
-        "bias": sum(biases).astype(jnp.float32) if biases else None,
+        "bias": sum(biases[1:], biases[0]).astype(jnp.float32) if biases else None,
         "score": scores.dot_product(scale, options.get("softcap")),
         "normalizer": None if sinks is None else normalizers.sink(array(sinks)),
     }
@@ -222,7 +222,8 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
     batch_size, num_queries, num_keys = (
         options[name] for name in ("batch_size", "q_length", "kv_length")
     )
-    mask_function, padding = options["mask_function"], options.get("attention_mask")
+    mask_function: Any = options["mask_function"]
+    padding: Any = options.get("attention_mask")
     if padding is not None:
         padding = masking_utils.prepare_padding_mask(padding, num_keys, 0)
         padding = masking_utils.padding_mask_function(padding)

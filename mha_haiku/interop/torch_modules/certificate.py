@@ -397,10 +397,11 @@ def _of_map(heads: Mapping[str, Any], part: str) -> float:
     """Finds the difference of weights times values and heads."""
     names = (f"{part}/{x}".removeprefix("/") for x in ("map", "value", "heads"))
     attention_map, value, found = (heads.get(x) for x in names)
+    assert attention_map is not None
     # Sites of our own attention have their values in the map.
     outputs = attention_map.outputs() if value is None else attention_map.apply(value)
     products, found = _array(outputs), _array(found)
-    return _far(products, found, np.bool_(True)) / max(_scale(found), 1e-30)
+    return _far(products, found, np.ones((), bool)) / max(_scale(found), 1e-30)
 
 
 def _far(found: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> float:

@@ -92,7 +92,7 @@ def convert(module: Any) -> TorchModule:
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
-    main = getattr(module, "main_input_name", None)
+    main: Any = getattr(module, "main_input_name", None)
     main = main if main in known else first or main or _TOKENS
     _name_parts(module)
     params, function = _as_function(module, torch_environment)

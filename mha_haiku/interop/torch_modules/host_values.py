@@ -5,6 +5,7 @@ import traceback
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 _MOST = 2**31  # integers below are those of JAX by default

@@ -3,6 +3,10 @@
 Imports torch and torchax: `environment.environment` imports it where they are needed.
 """
 
+# The types that torch and torchax declare are not those of a subclass of its tensors.
+# pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
+# pyright: reportAttributeAccessIssue=false, reportOptionalOperand=false
+
 import contextlib
 import dataclasses
 import functools

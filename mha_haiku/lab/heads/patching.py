@@ -82,9 +82,9 @@ class Patched(Changes):
         """The title, with the number of pairs."""
         return f"Activation patching, {_pairs(self)}: {self.unit}"
 
-    def rows(self) -> list[dict[str, int | float]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each patched place, with its `axes` and its numbers."""
-        rows = [
+        rows: list[dict[str, Any]] = [
             dict(zip(self.axes, place, strict=True)) | self._numbers(tuple(place))
             for place in np.argwhere(~np.isnan(self.mean)).tolist()
         ]

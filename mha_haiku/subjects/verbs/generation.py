@@ -226,7 +226,7 @@ def _continued(
 ) -> str:
     """Continues a prompt without a cache: each token takes a run over all of them."""
     codec = subject.codec
-    written = np.asarray(codec.prompt(prompt), np.int32).tolist()
+    written: list[Any] = np.asarray(codec.prompt(prompt), np.int32).tolist()
     source = None
     if codec.has_decoder:
         source, written = np.asarray([codec.encode(prompt)], np.int32), [codec.start]

@@ -224,7 +224,7 @@ def _counted(count: int, given: Sequence[Any] | None) -> str:
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
 
-def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+def chosen(name: str, wanted: Sequence[Any] | None, count: int) -> list[int]:
     """Checks and lists the wanted layers or heads of `count`; None means all."""
     if wanted is None:
         return list(range(count))
