@@ -387,8 +387,10 @@ def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[Any]:
 
 def _close(actual: Any, expected: Any) -> bool:
     actual, expected = (np.asarray(x, np.float32) for x in (actual, expected))
-    if actual.shape != expected.shape:
+    # Some models fold heads into the batch, and unfold them in what they return.
+    if (actual.size, actual.shape[-2:]) != (expected.size, expected.shape[-2:]):
         return False
+    actual = actual.reshape(expected.shape)
     largest = np.abs(expected).max(initial=0)
     return bool(np.abs(actual - expected).max(initial=0) <= TOLERANCE * largest)
 

@@ -146,6 +146,16 @@ def test_masks_are_of_the_algebra_and_see_what_torch_sees(case, attention):
             assert sees.sum() == sees.size - 2 * sees.shape[1]
 
 
+@pytest.mark.parametrize("attention", ["eager", "sdpa"])
+def test_layers_that_are_not_causal_see_what_torch_lets_them_see(attention):
+    model, given = make("llama", attention)
+    for layer in model.model.layers:  # as in PaliGemma
+        layer.self_attn.is_causal = False
+    subject, given = compare(model, {"input_ids": given["input_ids"]})
+    sees_later = subject.maps(given)[0].weights()[..., 0, 1:].any()
+    assert sees_later == (attention == "sdpa")
+
+
 def test_functions_without_a_kind_are_masks_of_rectangles():
     """A mask of mask functions of transformers, and of one of the user."""
     from mha_haiku.interop.torch_modules import attention_function, environment

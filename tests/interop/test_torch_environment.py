@@ -298,6 +298,8 @@ READ = {
     "rows": lambda x, tokens: x[tokens > 3][None],
     "repeated": lambda x, tokens: x[0].repeat_interleave(tokens[0], 0)[None],
     "range": lambda x, tokens: sum([x for _ in range(int(tokens[0, 0]))]),
+    "moved": lambda x, tokens: x * (1 - tokens).to(x.device).flatten().min().item(),
+    "made": lambda x, tokens: x if torch.full((2,), 3, device=x.device).any() else 0,
 }
 
 
@@ -308,7 +310,22 @@ def test_values_of_integers_are_read_once_for_each_input(kind):
     for tokens in (TOKENS, (TOKENS + 3) % 8):
         expected = module(torch.tensor(tokens)).detach()
         np.testing.assert_allclose(subject.logits(tokens), expected, rtol=1e-5)
-        assert "a program per input" in repr(subject)
+        assert ("a program per input" in repr(subject)) == (kind != "made")
+    assert subject.check(TOKENS).verdict == "equal"
+
+
+@pytest.mark.parametrize("kind", ["float", "bool", "buffer"])
+def test_masks_of_torch_transformers_are_not_read(kind):
+    layer = torch.nn.TransformerEncoderLayer(K, 2, 8, dropout=0.0, batch_first=True)
+    module = Of(lambda x, mask=None: module.stack(x, mask=module.seen(mask)))
+    module.stack = torch.nn.TransformerEncoder(layer, 1)
+    module.register_buffer("mask", torch.ones(9, 9).triu(1).bool())
+    module.seen = lambda x: module.mask[:T, :T] if x is None else x
+    mask = np.triu(np.ones((T, T), bool), 1)
+    mask = np.where(mask, -np.inf, 0).astype("f4") if kind == "float" else mask
+    module.forward = module.function
+    given = {"x": X} | ({} if kind == "buffer" else {"mask": mask})
+    assert mh.wrap(module).check(given).verdict == "equal"
 
 
 def test_values_of_features_are_refused_at_the_line_that_reads_them():

@@ -347,6 +347,24 @@ def translating():
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", ["t5", "bart"])
+def test_an_encoder_decoder_answers_as_in_torch(name):
+    model = torch_families.make(CASES[name])
+    model.generation_config.decoder_start_token_id = start = 2
+    model.config.decoder_start_token_id = start
+    words = Words()
+    words.words = [chr(97 + i) for i in range(torch_families.VOCABULARY)]
+    inputs, written = torch.tensor([words.encode("cde")]), [start]
+    for _ in range(4):
+        with torch.no_grad():
+            logits = model(inputs, decoder_input_ids=torch.tensor([written])).logits
+        written.append(int(logits[0, -1].argmax()))
+    assert 1 not in written  # which would end it
+    answer = mh.wrap(model, tokenizer=words, check=False).generate("cde", tokens=4)
+    assert answer == words.decode(written[1:])
+
+
+@pytest.mark.slow
 def test_pair_of_texts_is_a_source_and_what_a_decoder_writes(translating):
     (batch,) = translating.batches
     assert batch.inputs.tolist() == [[2, 3, 4, 1], [4, 3, 1, 0]]

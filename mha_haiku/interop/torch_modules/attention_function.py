@@ -27,6 +27,7 @@ from mha_haiku.interop.torch_modules import environment
 
 _PLAIN = "eager", "sdpa"  # implementations
 _EAGER, _SDPA = (f"{name}_attention_forward" for name in _PLAIN)
+_MOST_READ = 2**16  # numbers of a mask that is computed while tracing
 # What ours takes; windows are in the masks.
 _OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
 # Mask functions of transformers, by what they close over. Others are called.
@@ -229,13 +230,24 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
         padding = masking_utils.padding_mask_function(padding)
         mask_function = masking_utils.and_masks(mask_function, padding)
     mask = _as_mask(mask_function, batch_size)
+    is_bias = function.__name__ == "eager_mask"
+    # sdpa leaves a causal mask to the layers, of which some are not causal.
+    skips_causal = not is_bias and options.get("allow_is_causal_skip", True)
+    if skips_causal and repr(mask) == "causal()":
+        return None
     if isinstance(mask, masks.Full) and options.get("allow_is_bidirectional_skip"):
         return None
-    is_bias = function.__name__ == "eager_mask"
     dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
     like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)
 
     def whole() -> jax.Array:
+        traced = [isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask)]
+        if any(traced) or num_queries * num_keys > _MOST_READ:
+            return computed()
+        with jax.ensure_compile_time_eval():  # models read them
+            return computed()
+
+    def computed() -> jax.Array:
         seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
         if is_bias:
             seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
@@ -262,7 +274,8 @@ def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
     known = tiles.known(seen)
     if known is not None and known.all():
         return masks.full()
-    return masks.segments(np.ones((1, 1), np.int32), seen.astype(jnp.int32))
+    seen = seen if known is None else known
+    return masks.segments(np.ones((1, 1), np.int32), seen.astype(np.int32))
 
 
 @tiles.pytree

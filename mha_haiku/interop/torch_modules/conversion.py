@@ -209,8 +209,10 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
-    # Integers of 64 bits are constants of the program, which no parameter holds.
-    fixed = {name: x for name, x in tensors.items() if x.dtype == torch.int64}
+    # Integers of 64 bits are constants of the program, which no parameter holds, and so
+    # are booleans, which modules read.
+    constant = torch.int64, torch.bool
+    fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
     def run(

@@ -23,6 +23,7 @@ import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import torchax.tensor  # pyright: ignore[reportMissingImports]
 from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
+from torch.nn.modules import transformer  # pyright: ignore[reportMissingImports]
 from torch.utils import (  # pyright: ignore[reportMissingImports]
     _mode_utils,
     _pytree,
@@ -281,6 +282,11 @@ class Environment(torchax.tensor.Environment):
         check, apply = os.environ.get(_CHECK), torch.autograd.Function.__dict__["apply"]
         torch.default_generator.manual_seed(seed)
         torch.backends.mha.set_fastpath_enabled(False)  # which torchax lacks
+        # It reads a mask, to say that one is causal, which changes no number.
+        detect, transformer._detect_is_causal_mask = (
+            transformer._detect_is_causal_mask,
+            lambda mask, is_causal=None, size=None: is_causal is True,
+        )
         # Checks of values, which are not there yet.
         torch.distributions.Distribution.set_default_validate_args(False)
         os.environ[_CHECK] = "1"
@@ -293,6 +299,7 @@ class Environment(torchax.tensor.Environment):
                     yield
         finally:
             torch.autograd.Function.apply = apply
+            transformer._detect_is_causal_mask = detect
             os.environ.pop(_CHECK) if check is None else None
             torch.distributions.Distribution.set_default_validate_args(validates)
             torch.set_rng_state(state)
@@ -417,6 +424,7 @@ class Environment(torchax.tensor.Environment):
         is_random = is_random or func in _RANDOM
         is_wide = not is_random and not (tensors and kinds.isdisjoint(_LONG))
         folded = _folded(func, (args, kwargs))
+        folded = contextlib.nullcontext() if is_random else folded
         with jax.named_scope("torch::"), jax.enable_x64(is_wide), folded:
             if schema is not None and any(is_here(x) for x in tensors):
                 alias = schema.returns[0].alias_info if schema.returns else None
@@ -663,14 +671,14 @@ def _folded(func: Any, arguments: Any) -> contextlib.AbstractContextManager:
     # Positions stay numbers where they depend on no input, so that models can tell a
     # text from packed ones, which have several first positions.
     leaves = _pytree.tree_leaves(arguments)
-    tensors = [x for x in leaves if is_here(x)]
+    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     shapes = [x.shape[::-1] for x in tensors]
     sizes = [max(x) for x in itertools.zip_longest(*shapes, fillvalue=1)]
-    is_constant = bool(tensors) and not any(
-        isinstance(x.jax(), jax.core.Tracer) for x in tensors
+    if not tensors:
+        sizes = [abs(x) for x in leaves if isinstance(x, int) and x]
+    is_constant = not any(
+        isinstance(x.jax(), jax.core.Tracer) for x in tensors if is_here(x)
     )
-    if func in (torch.arange, torch.ones, torch.zeros):
-        is_constant, sizes = True, [x for x in leaves if isinstance(x, int) and x]
     if is_constant and math.prod(sizes) <= _MOST_FOLDED:
         return jax.ensure_compile_time_eval()
     return contextlib.nullcontext()

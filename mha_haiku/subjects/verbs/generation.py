@@ -84,7 +84,8 @@ def stream(
         got = checks.shown(prompts)
         raise TypeError(f"prompt must be a text or a list of texts, got {got}.")
     if subject.model.config is None:
-        strategy = _strategy("prompt", **options)
+        kind = "source" if subject.codec.has_decoder else "prompt"
+        strategy = _strategy(kind, **options)
         return iter([[_continued(subject, x, strategy, tokens, seed) for x in prompts]])
     subject = check_task(subject, "generate")
     kind, task = _kind(subject), subject.task
