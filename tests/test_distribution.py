@@ -18,6 +18,8 @@ import mha_haiku
 
 pytest.importorskip("setuptools")
 _ROOT = pathlib.Path(__file__).parents[1]
+# What a module that is imported only for PyTorch modules may import.
+_OPTIONAL = {"mha_haiku/interop/torch_modules/torch_arrays.py": {"torch", "torchax"}}
 # Prints where each file of the wheel is from, as setuptools finds it, without building.
 _LIST = """
 import json, setuptools
