@@ -1,8 +1,11 @@
-"""Causal models with random weights, as GPT-2 of transformers."""
+"""Causal models with random weights, in our terms and in GPT-2's."""
 
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
+
+from mha_haiku import models
 
 
 class Size(NamedTuple):
@@ -34,6 +37,31 @@ def tokens(size: str, batch: int, length: int, seed: int = 0) -> np.ndarray:
     """Draws token ids `[B, T]`, int32."""
     drawn = np.random.default_rng(seed).integers(0, SIZES[size].tokens, (batch, length))
     return drawn.astype(np.int32)
+
+
+def ours(size: str) -> tuple[models.Model, Any]:
+    """Returns our model of one of `SIZES`, and random parameters."""
+    sizes = SIZES[size]
+    config = models.ModelConfig().replace(
+        family="causal",
+        num_layers=sizes.layers,
+        model_size=sizes.width,
+        embedding=dict(positions=sizes.positions, max_length=sizes.length),
+        attention=dict(num_heads=sizes.heads),
+        feed_forward=dict(hidden_size=4 * sizes.width, activation="gelu_tanh"),
+        output=dict(tied=sizes.is_tied, with_bias=not sizes.is_tied),
+    )
+    model = models.build(
+        config, num_tokens=sizes.tokens, feature_size=None, num_classes=sizes.tokens
+    )
+    generator = np.random.default_rng(0)
+    shapes = jax.eval_shape(model.init, jax.random.key(0), np.zeros((1, 2), int))
+    return model, jax.tree.map(
+        lambda leaf: jax.device_put(
+            0.02 * generator.standard_normal(leaf.shape, np.float32)
+        ),
+        shapes,
+    )
 
 
 def of_transformers(size: str, length: int = 0, attention: str = "sdpa") -> Any:
