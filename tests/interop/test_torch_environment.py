@@ -1,6 +1,7 @@
 """Operations of PyTorch in JAX, next to torch itself."""
 
 import importlib.util
+import os
 
 import jax
 import jax.numpy as jnp
@@ -373,3 +374,13 @@ def test_what_has_no_counterpart_is_one_sentence():
         with pytest.raises(ValueError, match=f"can be traced: .*{name}") as caught:
             mh.wrap(module, check=False).logits(X)
         assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("before", [None, "0"])
+def test_a_variable_of_the_process_is_restored(before, monkeypatch):
+    name = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    mh.wrap(torch.nn.Linear(3, 2)).logits(np.ones((1, 3), np.float32))
+    assert os.environ.get(name) == before

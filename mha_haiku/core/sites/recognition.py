@@ -19,8 +19,8 @@ Recognized are
   together with a scale, as in `where(kept, weights / 0.8, 0)`;
 * one head, several, grouped heads, a key head for all, and all of these under `vmap`.
   The axis of heads is what the projection of the queries makes along with their size,
-  or else that of keys or values; without projections the axes of weights are assumed
-  to be `[B, H, T, S]`, or `[B, T, S]`, which `sites` says. Heads may be stacked along
+  or else the projection of keys or values; without projections weights are assumed to
+  be `[B, H, T, S]`, or `[B, T, S]`, and `sites` says so. Heads may be stacked along
   the batch by `concatenate(split(x))`;
 * attention at any level of a program: in the body of a scan, a jitted or a remat
   function.

@@ -8,7 +8,7 @@ import jax
 import jax.core
 import numpy as np
 
-_MOST = 2**31  # integers below are those of JAX by default
+_MOST = 2**31  # smaller integers fit the 32 bits that JAX uses by default
 # Their frames say nothing about the module.
 _LIBRARIES = "torch", "torchax", "jax", "mha_haiku"
 
@@ -77,5 +77,5 @@ def error(module: Any, cause: Exception, inputs: Any) -> ValueError:
     kind = ReadsInputsError if is_unread else ValueError
     return kind(
         f"{name} reads values at {place} that depend on features or parameters; only "
-        "those of integers and booleans among its inputs are there."
+        "integers and booleans among its inputs can be read while it is traced."
     )

@@ -3,7 +3,7 @@
 Imports torch and torchax: `environment.environment` imports it where they are needed.
 """
 
-# The types that torch and torchax declare are not those of a subclass of its tensors.
+# A subclass of torchax's tensors overrides members with other types than declared.
 # pyright: reportArgumentType=false, reportAssignmentType=false, reportCallIssue=false
 # pyright: reportAttributeAccessIssue=false, reportOptionalOperand=false
 
@@ -118,7 +118,7 @@ def _put(view: Any, base: jax.Array, value: jax.Array) -> jax.Array:
 
 @jax.custom_jvp
 def _with_gradient_of(before: jax.Array, value: jax.Array) -> jax.Array:
-    """Returns `value`; its gradient is that of what it replaced without a record."""
+    """Returns `value`, with the gradient of `before`, as a write in no_grad has."""
     del before
     return value
 
@@ -201,7 +201,7 @@ def _is_number(x: Any) -> bool:
 
 
 class DispatchMode(torchax.tensor.XLADispatchMode):
-    """Runs the operations of aten, and those of torch's own decompositions."""
+    """Runs operations of aten, and operations that torch decomposes them into."""
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
@@ -271,8 +271,7 @@ class Environment(torchax.tensor.Environment):
     def running(self, seed: int = 0) -> Iterator[None]:
         """Enters a context in which a module can be called on tensors of JAX.
 
-        Random numbers are those of the seed, whatever was drawn before; torch's own
-        generator stays as it was.
+        The seed alone determines random numbers; torch's own generator is restored.
         """
         device = f"torch.{_DEVICE}"
         state, fast = torch.get_rng_state(), torch.backends.mha.get_fastpath_enabled()
@@ -300,7 +299,8 @@ class Environment(torchax.tensor.Environment):
         finally:
             torch.autograd.Function.apply = apply
             transformer._detect_is_causal_mask = detect
-            os.environ.pop(_CHECK) if check is None else None
+            os.environ.pop(_CHECK)
+            os.environ |= {} if check is None else {_CHECK: check}
             torch.distributions.Distribution.set_default_validate_args(validates)
             torch.set_rng_state(state)
             torch.backends.mha.set_fastpath_enabled(fast)
@@ -486,7 +486,7 @@ class Environment(torchax.tensor.Environment):
             try:
                 metas = func(like, *rest, **kwargs)
             except RuntimeError:
-                # Strides of results are those of their shapes here; torch keeps others.
+                # Here results are contiguous, where torch may keep other strides.
                 like = torch.empty(source.shape, dtype=source.dtype, device="meta")
                 metas = func(like, *rest, **kwargs)
             many = isinstance(metas, tuple | list)
