@@ -15,10 +15,12 @@ import importlib.metadata
 import inspect
 import json
 import multiprocessing
+import os
 import pathlib
 import re
 import resource
 import sys
+import tempfile
 import textwrap
 import threading
 import warnings
@@ -37,6 +39,10 @@ TOLERANCE = 1e-4  # of the largest number
 # They return weights from which the share of a sink is not yet taken.
 _OTHER_WEIGHTS = ("granite_swa", "granitemoe_swa")
 _TYPES_OF_A_PROCESS = 40  # as compiled programs stay in its memory
+_COMPILER = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 _TEXT = """\
 Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Right*:
 `subject.check` finds output, maps and gradients equal to torch's, and so are the maps
@@ -510,7 +516,10 @@ def main(
         found = {record["type"]: record for record in lines}
     missing = [kind for kind in kinds if kind not in found]
     process = _Process()
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    with tempfile.TemporaryDirectory() as folder, pool:
+        # Most time is of compiling small operations, of which types have many in common.
+        os.environ |= _COMPILER | {"JAX_COMPILATION_CACHE_DIR": folder}
         waiting = [
             pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing
         ]
