@@ -295,7 +295,8 @@ def run(module: Any, given: dict[str, Any], **options: Any) -> Any:
 
     if "use_cache" in inspect.signature(module.forward).parameters:
         options["use_cache"] = False
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # as for the copy
         return module(**{k: torch.as_tensor(x) for k, x in given.items()}, **options)
 
 
@@ -382,12 +383,14 @@ def _verdict(module: Any, given: dict[str, np.ndarray]) -> tuple[str, str]:
 
 def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[Any]:
     """Lists the weights that torch returns; some models return scores or means."""
+    import torch
+
     try:
         output = run(module, given, output_attentions=True)
-        arrays = [output[x] or () for x in output if x.endswith("attentions")]
+        groups = [output[x] for x in output if x.endswith("attentions")]
     except Exception:
         return []  # it has no such option
-    arrays = [x for group in arrays for x in group if x is not None and x.ndim == 4]
+    arrays = [x for x in torch.utils._pytree.tree_leaves(groups) if np.ndim(x) == 4]
     return [x for x in arrays if ((x.sum(-1) - 1).abs() < TOLERANCE).all()]
 
 
@@ -518,7 +521,7 @@ def main(
     process = _Process()
     pool = concurrent.futures.ThreadPoolExecutor(workers)
     with tempfile.TemporaryDirectory() as folder, pool:
-        # Most time is of compiling small operations, of which types have many in common.
+        # Most time is of compiling small operations, many of which types share.
         os.environ |= _COMPILER | {"JAX_COMPILATION_CACHE_DIR": folder}
         waiting = [
             pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing

@@ -225,7 +225,7 @@ class FunctionMode(torchax.tensor.XLAFunctionMode):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
-            if "device" not in str(error):
+            if not any(x in str(error) for x in ("device", "PrivateUse1")):
                 raise
             args, kwargs = self.env.moved((args, kwargs or {}))
             return super().__torch_function__(func, types, args, kwargs)
