@@ -134,7 +134,7 @@ def shrunk(config: Any, tokens: dict[int, int]) -> Any:
             new = HEADS // 2 if is_grouped else min(value, HEADS)
         # A number that the class itself derives stays derived.
         is_chosen = is_whole or declared.get(name) is not None
-        if value != default.get(name) or (new is not value and is_chosen):
+        if (new is not value and is_chosen) or value != default.get(name):
             chosen[name] = new
     result = kind(**chosen | _EXCEPTIONS.get(kind.model_type, {}))
     if "head_dim" in declared and vars(result).get("head_dim", 0) is None:

@@ -30,6 +30,7 @@ from torch.utils import (  # pyright: ignore[reportMissingImports]
 )
 from torchax.ops import (  # pyright: ignore[reportMissingImports]
     jaten,
+    jax_reimplement,
     mappings,
     ops_registry,
 )
@@ -62,6 +63,15 @@ _CONVERSIONS = {
 _DIRECT = "view transpose permute t slice select expand unsqueeze split".split()
 # Operations that write, whose functional ones have other names.
 _FUNCTIONAL = {"normal_": "normal_functional"}
+# JAX has a kernel's support next to it, where torchax 0.0.13 has the kernel alone.
+jax_reimplement._kernels = {
+    name: kernel if callable(kernel) else kernel[-1]
+    for name, kernel in jax_reimplement._kernels.items()
+}
+_RESIZE = {
+    torch.ops.aten._upsample_bilinear2d_aa: jaten._aten_upsample_billinear_aa,
+    torch.ops.aten._upsample_bicubic2d_aa: jaten._aten_upsample_bicubic2d_aa,
+}
 # What torchax computes as copies, or with other keywords than torch.
 _LEFT_TO_TORCH = (
     torch.Tensor.__getitem__,
@@ -261,6 +271,10 @@ class Environment(torchax.tensor.Environment):
             ([torch.ops.aten.argmin.default], self._argmin),
             ([torch.ops.aten.normal_functional.default], _normal),
             (_overloads(torch.ops.aten.random), _random),
+            *(
+                ([packet.default], functools.partial(self._resize, function))
+                for packet, function in _RESIZE.items()
+            ),
             ([torch.ops.aten._is_all_true.default], torch.all),
             ([torch.ops.aten._is_any_true.default], torch.any),
         ):
@@ -337,6 +351,11 @@ class Environment(torchax.tensor.Environment):
 
     def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
+
+    def _resize(
+        self, function: Callable, x: Any, size: Any, align_corners: bool, *scales: Any
+    ) -> Any:
+        return self.call(function, x, size, align_corners, None, *scales)
 
     def _copy(self, input: Any, source: Any, non_blocking: bool = False) -> Any:
         def copied(base: jax.Array, value: Any) -> jax.Array:
