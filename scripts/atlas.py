@@ -55,7 +55,8 @@ _LOWEST, _HIGHEST, _SPECIAL = 3, 90, 127  # ids of tokens; special ones count do
 # The first pattern that fits a field's whole name has its most, None if it stays. In
 # lists it is the most of each item.
 _SIZES = {
-    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|type_vocab).*": None,
+    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|kernel).*": None,
+    "type_vocab.*": None,
     ".*(max_seq_len|seq_len(gth)?|text_length|position_emb.*|positions|n_ctx)": 64,
     ".*(vocab_?size|num_embeddings|codebook_size|codebook_num)": VOCABULARY,
     "num_key_value_groups|.*_groups?": 2,
@@ -68,17 +69,23 @@ _SIZES = {
     ".*(per_tok(en)?|top_?k(_experts)?)|moe_k": 2,
     ".*experts": 4,
     "(.*_|n_|num_)?(layers?|depth|blocks?|block_num)": 2,
-    "depths|layers_per_block": 1,
+    "depths|layers_per_block|blocks_per_stage": 1,
     ".*(head_dim|head_size|dim_head|d_kv|d_head|headdim|lora_rank)": 16,
     "rotary_dim|.*nope_head_dim|.*rope_head_dim": 8,
     "(.*_)?patch(_?size|_length)s?": 8,
     "(.*_)?(image|img|crop|input|tile)_size": SIDE,
     "(.*_)?sliding_window|(attention|local)_(window|attention)": 4,
+    "num_pos_feats": WIDTH // 2,
     ".*(num_frames|num_queries|query_tokens|num_latents|queries|num_points)": 8,
     "num_mel_bins|feature_size|n_mels|num_mels|mel_bins": 16,
     ".*(d_ff|(ffn|mlp|intermediate|feed_forward)_(dim|size))": 2 * WIDTH,
+    "embed_dim_per_stage|backbone_channel_list": WIDTH,
     ".*(size|sizes|dim|dims|d_model|embd|width|channels?|filters|features?)": WIDTH,
 }
+_MELS = (
+    "feature_projection_input_dim num_mel_bins input_feat_per_channel n_mels "
+    "feature_size"
+).split()
 _TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
 _RESNET = dict(
@@ -88,11 +95,15 @@ _ONE, _THREE = (
     dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
     for x in (["stage4"], ["stage2", "stage3", "stage4"])
 )
+_DETECTOR = _THREE | dict(encoder_in_channels=[8] * 3)
 _SWIN = dict(image_size=2 * SIDE, window_size=2)
 _SERIES = dict(prediction_length=4, lags_sequence=[1, 2, 3], num_time_features=1)
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys("conditional_detr dab-detr detr table-transformer".split(), _ONE),
     "deformable_detr": _THREE,
+    **dict.fromkeys(
+        "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v4".split(), _DETECTOR
+    ),
     **dict.fromkeys("autoformer informer time_series_transformer".split(), _SERIES),
     **dict.fromkeys("swin donut-swin maskformer-swin swinv2".split(), _SWIN),
     "layoutlmv3": dict(coordinate_size=10, shape_size=12),
@@ -105,6 +116,10 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "esm": dict(vocab_size=33, mask_token_id=32),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "nemotron": dict(num_key_value_heads=2),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
+    "xmod": dict(default_language="en_XX"),
+    "cvt": dict(depth=[1, 2, 3]),
+    "audio-spectrogram-transformer": dict(max_length=2 * 32),
 }
 
 
@@ -160,7 +175,7 @@ def _value(name: str, value: Any, tokens: dict[int, int]) -> Any:
         is_low = value <= _HIGHEST
         return value if is_low else tokens.setdefault(value, _SPECIAL - len(tokens))
     most = next((x for key, x in _SIZES.items() if re.fullmatch(key, name)), None)
-    if most == HEADS and value < HEADS:
+    if most == HEADS and 0 < value < HEADS:
         return 2 ** (value.bit_length() - 1)  # divides the width
     return value if most is None else min(value, most)
 
@@ -240,7 +255,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     channels = find(3, "num_channels", "in_channels", "in_chans")
     patch, frames = find(8, "patch_size"), find(4, "num_frames", "frames_per_clip")
     tubes, width = find(1, "temporal_patch_size"), find(WIDTH, "hidden_size", "d_model")
-    mels = find(16, "num_mel_bins", "input_feat_per_channel", "n_mels", "feature_size")
+    mels = find(16, *_MELS)
     sound = 2 * find(32, "max_source_positions")
     grid, patches = np.array([[1, 4, 4]] * B), normal(16, channels * tubes * patch**2)
     flat = normal(16, channels, patch, patch).reshape(B * 16, channels, patch, patch)
@@ -252,6 +267,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     return {
         "input_ids": [random.choice(tokens, (B, T))],
         "pixel_values": images,
+        "pixel_values_videos": images[1:2],
         "image_grid_thw": [grid],
         "input_features": sounds,
         "input_values": [*sounds[2:4], *sounds[:2], sounds[4]],
@@ -261,19 +277,21 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "future_time_features": each((4, 1)),
         "visual_feats": each((5, find(WIDTH, "visual_feat_dim"))),
         "visual_pos": each((5, 4)),
-        # The rest only where it has to be there.
+        # What follows only where it has to be there.
         "grid_thw": [grid],
         "target_sizes": [grid[:, 1:]],
         "spatial_shapes": [grid[:, 1:]],
         "merge_sizes": [np.full(B, 2)],
+        "pixel_attention_mask": [np.ones((B, 16), int)],
+        "input_features_mask": [np.ones((B, sound), int)],
         "hidden_states": [normal(T, width), *images[2:]],
         "inputs_embeds": each((T, width)),
         "encoder_hidden_states": each((5, find(width, "encoder_hidden_size"))),
         "query_embeds": each((8, width)),
         "qformer_input_ids": [random.choice(tokens, (B, T))],
-        "pixel_attention_mask": [np.ones((B, 16), int)],
         "attention_mask": [np.ones((B, T), int)],
-        "input_features_mask": [np.ones((B, sound), int)],
+        "task_inputs": [random.choice(tokens, (B, T))],
+        "image": images,
         "past_values": each((7,), (64, channels), (64,)),
         "past_time_features": each((7, 1)),
         "past_observed_mask": [np.ones((B, 7), "f4"), np.ones((B, 64, channels), "f4")],
@@ -309,10 +327,12 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
         if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD
     ]
     main = np.atleast_1d(module.main_input_name).tolist()
-    usual = [x for x in [*table][:11] if x in known]
+    usual = [x for x in [*table][:12] if x in known]
+    sizes = [x for x in [*table][12:18] if x in known]
     choices = [usual, [*main, "decoder_input_ids"], main, ["input_ids"]]
     choices += [[*main, "encoder_hidden_states"], ["inputs_embeds"]]
-    error = LookupError(f"no inputs are known for {', '.join(known)}")
+    choices += [[*x, *sizes] for x in choices if sizes]
+    first = None
     for layout in range(5):
         for names in choices:
             names = dict.fromkeys((*names, *required))
@@ -325,12 +345,12 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
                     run(module, given)
                     return given
                 except Exception as caught:
-                    error = caught if isinstance(error, LookupError) else error
+                    first = first or caught
                     features = re.search(r"features:? (\d+)", str(caught))
                     if not features or "input_ids" not in given:
                         break
                     given = _with_image(module, given, int(features[1]))
-    raise error
+    raise first or LookupError(f"no inputs are known for {', '.join(known)}")
 
 
 def _with_image(module: Any, given: dict, count: int) -> dict[str, np.ndarray]:
