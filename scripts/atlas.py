@@ -58,7 +58,7 @@ _SIZES = {
     ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|kernel).*": None,
     "type_vocab.*": None,
     ".*(max_seq_len|seq_len(gth)?|text_length|position_emb.*|positions|n_ctx)": 64,
-    ".*(vocab_?size|num_embeddings|codebook_size|codebook_num)": VOCABULARY,
+    ".*(vocab_?size.*|num_embeddings|codebook_size|codebook_num|_vocab)": VOCABULARY,
     "num_key_value_groups|.*_groups?": 2,
     "mamba_d_ssm|.*ssm_dim": 2 * WIDTH,
     ".*(mamba|ssm).*heads": 8,

@@ -38,6 +38,7 @@ from torchax.ops import (  # pyright: ignore[reportMissingImports]
 from mha_haiku.core.attention import implementations, scores
 from mha_haiku.core.masks import relative
 
+_ATEN = torch.ops.aten
 _CHECK = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
 _DEVICE = "privateuseone"  # as torch calls devices that it does not know
@@ -67,10 +68,6 @@ _FUNCTIONAL = {"normal_": "normal_functional"}
 jax_reimplement._kernels = {
     name: kernel if callable(kernel) else kernel[-1]
     for name, kernel in jax_reimplement._kernels.items()
-}
-_RESIZE = {
-    torch.ops.aten._upsample_bilinear2d_aa: jaten._aten_upsample_billinear_aa,
-    torch.ops.aten._upsample_bicubic2d_aa: jaten._aten_upsample_bicubic2d_aa,
 }
 # What torchax computes as copies, or with other keywords than torch.
 _LEFT_TO_TORCH = (
@@ -265,18 +262,16 @@ class Environment(torchax.tensor.Environment):
             (_methods("new_tensor"), _new_tensor),
             (_methods("__getitem__"), _item),
             ([torch.nn.functional.scaled_dot_product_attention], self._attend),
-            ([torch.ops.aten.copy.default], self._copy),
-            (_overloads(torch.ops.aten.pow), self._pow),
-            ([torch.ops.aten.argmax.default], self._argmax),
-            ([torch.ops.aten.argmin.default], self._argmin),
-            ([torch.ops.aten.normal_functional.default], _normal),
-            (_overloads(torch.ops.aten.random), _random),
-            *(
-                ([packet.default], functools.partial(self._resize, function))
-                for packet, function in _RESIZE.items()
-            ),
-            ([torch.ops.aten._is_all_true.default], torch.all),
-            ([torch.ops.aten._is_any_true.default], torch.any),
+            ([_ATEN.copy.default], self._copy),
+            (_overloads(_ATEN.pow), self._pow),
+            ([_ATEN.argmax.default], self._argmax),
+            ([_ATEN.argmin.default], self._argmin),
+            ([_ATEN.normal_functional.default], _normal),
+            (_overloads(_ATEN.random), _random),
+            ([_ATEN._upsample_bilinear2d_aa.default], self._resize("billinear")),
+            ([_ATEN._upsample_bicubic2d_aa.default], self._resize("bicubic2d")),
+            ([_ATEN._is_all_true.default], torch.all),
+            ([_ATEN._is_any_true.default], torch.any),
         ):
             for function in functions:
                 self.override_op_definition(function, override)
@@ -352,10 +347,10 @@ class Environment(torchax.tensor.Environment):
     def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
 
-    def _resize(
-        self, function: Callable, x: Any, size: Any, align_corners: bool, *scales: Any
-    ) -> Any:
-        return self.call(function, x, size, align_corners, None, *scales)
+    def _resize(self, kind: str) -> Callable:
+        function = getattr(jaten, f"_aten_upsample_{kind}_aa")
+        # torchax takes other arguments in front of the scales.
+        return lambda *args: self.call(function, *args[:3], None, *args[3:])
 
     def _copy(self, input: Any, source: Any, non_blocking: bool = False) -> Any:
         def copied(base: jax.Array, value: Any) -> jax.Array:
@@ -442,8 +437,7 @@ class Environment(torchax.tensor.Environment):
         is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         is_random = is_random or func in _RANDOM
         is_wide = not is_random and not (tensors and kinds.isdisjoint(_LONG))
-        folded = _folded(func, (args, kwargs))
-        folded = contextlib.nullcontext() if is_random else folded
+        folded = contextlib.nullcontext() if is_random else _folded((args, kwargs))
         with jax.named_scope("torch::"), jax.enable_x64(is_wide), folded:
             if schema is not None and any(is_here(x) for x in tensors):
                 alias = schema.returns[0].alias_info if schema.returns else None
@@ -560,12 +554,9 @@ class Environment(torchax.tensor.Environment):
         functional = _functional_of(func, tuple(targets))
         if functional is None or not all(is_here(x) for x in written):
             return super().dispatch(func, types, args, kwargs)
-        keeps_all = set(targets) <= {x.name for x in functional._schema.arguments}
-        inputs = (
-            bound
-            if keeps_all
-            else {name: x for name, x in bound.items() if name not in targets}
-        )
+        kept = {x.name for x in functional._schema.arguments}
+        keeps_all = kept.issuperset(targets)
+        inputs = {name: x for name, x in bound.items() if name in kept}
         names = [x.name for x in functional._schema.arguments if not x.kwarg_only]
         places = [inputs.pop(name) for name in names if name in inputs]
         with torch.enable_grad():
@@ -686,7 +677,7 @@ def _filled(env: Environment, fields: Any, arrays: Any) -> Any:
     )
 
 
-def _folded(func: Any, arguments: Any) -> contextlib.AbstractContextManager:
+def _folded(arguments: Any) -> contextlib.AbstractContextManager:
     # Positions stay numbers where they depend on no input, so that models can tell a
     # text from packed ones, which have several first positions.
     leaves = _pytree.tree_leaves(arguments)
@@ -698,9 +689,8 @@ def _folded(func: Any, arguments: Any) -> contextlib.AbstractContextManager:
     is_constant = not any(
         isinstance(x.jax(), jax.core.Tracer) for x in tensors if is_here(x)
     )
-    if is_constant and math.prod(sizes) <= _MOST_FOLDED:
-        return jax.ensure_compile_time_eval()
-    return contextlib.nullcontext()
+    is_folded = is_constant and math.prod(sizes) <= _MOST_FOLDED
+    return jax.ensure_compile_time_eval() if is_folded else contextlib.nullcontext()
 
 
 def is_here(x: Any) -> bool:
@@ -774,7 +764,7 @@ def _functional_of(func: Any, targets: tuple[str, ...]) -> Any:
         name = _FUNCTIONAL.get(name, name[:-1])
     elif name.startswith("__i"):
         name = name.replace("__i", "__", 1)
-    packet = getattr(torch.ops.aten, name, None)
+    packet = getattr(_ATEN, name, None)
     if packet is None:
         return None
     names = [x.name for x in func._schema.arguments]
