@@ -542,7 +542,7 @@ def main(
     pool = concurrent.futures.ThreadPoolExecutor(workers)
     with tempfile.TemporaryDirectory() as folder, pool:
         # Most time is of compiling small operations, many of which types share.
-        os.environ |= _COMPILER | {"JAX_COMPILATION_CACHE_DIR": folder}
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, **_COMPILER, **os.environ}
         waiting = [
             pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing
         ]
