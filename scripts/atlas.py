@@ -48,7 +48,7 @@ Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Ri
 `subject.check` finds output, maps and gradients equal to torch's, and so are the maps
 that the model itself returns. *No attention*: no part is attention that has a map.
 *Refused*: an error with its reason, and no number. *Not tried*: torch itself does not
-run the type on such inputs here."""
+run the type on such inputs here, or time or memory ran out."""
 B, T, VOCABULARY, WIDTH, HEADS, SIDE, SAMPLES = 2, 7, 128, 64, 4, 32, 4000
 _LOWEST, _HIGHEST, _SPECIAL = 3, 90, 127  # ids of tokens; special ones count down
 
@@ -69,7 +69,7 @@ _SIZES = {
     ".*(per_tok(en)?|top_?k(_experts)?)|moe_k": 2,
     ".*experts": 4,
     "(.*_|n_|num_)?(layers?|depth|blocks?|block_num)": 2,
-    "depths|layers_per_block|blocks_per_stage": 1,
+    "depths|layers_per_block": 1,
     ".*(head_dim|head_size|dim_head|d_kv|d_head|headdim|lora_rank)": 16,
     "rotary_dim|.*nope_head_dim|.*rope_head_dim": 8,
     "(.*_)?patch(_?size|_length)s?": 8,
@@ -79,13 +79,8 @@ _SIZES = {
     ".*(num_frames|num_queries|query_tokens|num_latents|queries|num_points)": 8,
     "num_mel_bins|feature_size|n_mels|num_mels|mel_bins": 16,
     ".*(d_ff|(ffn|mlp|intermediate|feed_forward)_(dim|size))": 2 * WIDTH,
-    "embed_dim_per_stage|backbone_channel_list": WIDTH,
     ".*(size|sizes|dim|dims|d_model|embd|width|channels?|filters|features?)": WIDTH,
 }
-_MELS = (
-    "feature_projection_input_dim num_mel_bins input_feat_per_channel n_mels "
-    "feature_size"
-).split()
 _TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
 _RESNET = dict(
@@ -117,6 +112,7 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "nemotron": dict(num_key_value_heads=2),
     "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
+    "wav2vec2-bert": dict(feature_projection_input_dim=16),
     "xmod": dict(default_language="en_XX"),
     "cvt": dict(depth=[1, 2, 3]),
     "audio-spectrogram-transformer": dict(max_length=2 * 32),
@@ -244,8 +240,8 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     def normal(*shape: int) -> np.ndarray:
         return random.normal(size=(B, *shape)).astype(np.float32)
 
-    def each(shape: tuple[int, ...], *others: tuple[int, ...]) -> list[np.ndarray]:
-        return [normal(*x) for x in (shape, *others)]
+    def each(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+        return [normal(*x) for x in shapes]
 
     numbers = [(key, x) for key, x in values if isinstance(x, int)]
     special = {x for key, x in numbers if key.endswith(("id", "index"))}
@@ -255,7 +251,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     channels = find(3, "num_channels", "in_channels", "in_chans")
     patch, frames = find(8, "patch_size"), find(4, "num_frames", "frames_per_clip")
     tubes, width = find(1, "temporal_patch_size"), find(WIDTH, "hidden_size", "d_model")
-    mels = find(16, *_MELS)
+    mels = find(16, "num_mel_bins", "input_feat_per_channel", "n_mels", "feature_size")
     sound = 2 * find(32, "max_source_positions")
     grid, patches = np.array([[1, 4, 4]] * B), normal(16, channels * tubes * patch**2)
     flat = normal(16, channels, patch, patch).reshape(B * 16, channels, patch, patch)
@@ -290,7 +286,6 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "query_embeds": each((8, width)),
         "qformer_input_ids": [random.choice(tokens, (B, T))],
         "attention_mask": [np.ones((B, T), int)],
-        "task_inputs": [random.choice(tokens, (B, T))],
         "image": images,
         "past_values": each((7,), (64, channels), (64,)),
         "past_time_features": each((7, 1)),
@@ -460,7 +455,7 @@ class _Process(threading.local):
             theirs.close()
             self.count, seconds = 0, seconds + 60  # to import
         self.count += 1
-        record = {"type": kind, "verdict": "refused", "reason": "it takes too long"}
+        record = {"type": kind, "verdict": "not tried", "reason": "it takes too long"}
         try:
             self.pipe.send(kind)
             if self.pipe.poll(seconds):
@@ -476,7 +471,7 @@ class _Process(threading.local):
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Writes the types of each verdict as Markdown, refused ones by their reasons."""
+    """Writes the types of each verdict as Markdown, by inputs or by reasons."""
     names = "transformers", "torch", "torchax", "jax"
     versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in names)
     groups = {x: [r for r in found.values() if r["verdict"] == x] for x in VERDICTS}
@@ -484,22 +479,15 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     lines += [f"With {versions}:", "", "| verdict | types |", "|---|---|"]
     lines += [f"| {x} | {len(group)} |" for x, group in groups.items()]
     for verdict, group in groups.items():
-        lines += ["", f"## {verdict.capitalize()}", ""]
-        if verdict in VERDICTS[:2]:  # by inputs
-            of_inputs = collections.defaultdict(list)
-            for r in group:
-                of_inputs[", ".join(r["inputs"])].append(r["type"])
-            for names, kinds in sorted(of_inputs.items(), key=lambda x: -len(x[1])):
-                text = f"- {names}: {', '.join(sorted(kinds))}"
-                lines += textwrap.wrap(text, 110, break_on_hyphens=False)
-            lines += [] if group else ["None."]
-            continue
-        by_reason = collections.defaultdict(list)
+        by_key = collections.defaultdict(list)
         for r in group:
-            by_reason[r["reason"][:150].replace("|", "\\|")].append(r["type"])
-        lines += ["| types | reason |", "|---|---|"] if group else ["None."]
-        ordered = sorted(by_reason.items(), key=lambda x: (-len(x[1]), x[1]))
-        lines += [f"| {', '.join(sorted(x))} | {reason} |" for reason, x in ordered]
+            is_tried = verdict in ("right", "no attention")
+            key = ", ".join(r["inputs"]) if is_tried else r["reason"][:150]
+            by_key[key].append(r["type"])
+        lines += ["", f"## {verdict.capitalize()}", "", *([] if group else ["None."])]
+        for key, kinds in sorted(by_key.items(), key=lambda x: (-len(x[1]), x[1])):
+            text = f"- {key}: {', '.join(sorted(kinds))}"
+            lines += textwrap.wrap(text, 110, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 
@@ -533,10 +521,8 @@ def main(
                 f"{checks.nearest(name, every)}"
             )
         checks.positive_integer("--workers", workers)
-    found = {}
-    if results and path.exists():
-        lines = map(json.loads, path.read_text().splitlines())
-        found = {record["type"]: record for record in lines}
+    lines = path.read_text().splitlines() if results and path.exists() else []
+    found = {record["type"]: record for record in map(json.loads, lines)}
     missing = [kind for kind in kinds if kind not in found]
     process = _Process()
     pool = concurrent.futures.ThreadPoolExecutor(workers)

@@ -353,9 +353,7 @@ class Environment(torchax.tensor.Environment):
         return lambda *args: self.call(function, *args[:3], None, *args[3:])
 
     def _copy(self, input: Any, source: Any, non_blocking: bool = False) -> Any:
-        def copied(base: jax.Array, value: Any) -> jax.Array:
-            return jnp.broadcast_to(value, base.shape).astype(base.dtype)
-
+        copied = lambda x, y: jnp.broadcast_to(y, x.shape).astype(x.dtype)  # noqa: E731
         return self.call(copied, input, source)
 
     def _attend(
@@ -426,18 +424,15 @@ class Environment(torchax.tensor.Environment):
 
     def dispatch(self, func: Any, types: Any, args: Any, kwargs: Any = None) -> Any:
         kwargs, schema = kwargs or {}, getattr(func, "_schema", None)
-        tensors = [
-            x
-            for x in _pytree.tree_leaves((args, kwargs))
-            if isinstance(x, torch.Tensor)
-        ]
+        leaves = _pytree.tree_leaves((args, kwargs))
+        tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
         # What torchax adds to a path ends there: it is no module.
         kinds = {x.dtype for x in tensors}
         kinds |= {x for x in (*args, *kwargs.values()) if isinstance(x, torch.dtype)}
         is_random = torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
         is_random = is_random or func in _RANDOM
         is_wide = not is_random and not (tensors and kinds.isdisjoint(_LONG))
-        folded = contextlib.nullcontext() if is_random else _folded((args, kwargs))
+        folded = contextlib.nullcontext() if is_random else _folded(leaves, tensors)
         with jax.named_scope("torch::"), jax.enable_x64(is_wide), folded:
             if schema is not None and any(is_here(x) for x in tensors):
                 alias = schema.returns[0].alias_info if schema.returns else None
@@ -446,8 +441,6 @@ class Environment(torchax.tensor.Environment):
                 if alias is not None and is_here(args[0]) and not _is_composite(func):
                     return self._view(func, args, kwargs)
             result = self._run(func, types, args, kwargs)
-            if any(result is x for x in tensors):
-                return result
             return _pytree.tree_map_only(
                 torchax.tensor.Tensor,
                 lambda x: self._result(x, tensors, kinds, is_wide),
@@ -650,7 +643,9 @@ def _apply(env: Environment, apply: Any, kind: Any, *args: Any) -> Any:
 
     def backward(residuals: Any, slopes: Any) -> Any:
         values, inputs, kept = residuals
-        vars(context).update(_filled(env, fields, kept))
+        arrays = iter(kept)
+        filled = lambda x: env.j2t_iso(next(arrays)) if is_here(x) else x  # noqa: E731
+        vars(context).update(_pytree.tree_map(filled, fields))
         with env.running():
             grads = kind.backward(context, *env.j2t_iso(list(slopes)))
         grads = grads if isinstance(grads, tuple) else (grads,)
@@ -669,19 +664,9 @@ def _apply(env: Environment, apply: Any, kind: Any, *args: Any) -> Any:
     return tuple(values) if many else values[0]
 
 
-def _filled(env: Environment, fields: Any, arrays: Any) -> Any:
-    """Replaces tensors of JAX, in their order."""
-    arrays = iter(arrays)
-    return _pytree.tree_map(
-        lambda x: env.j2t_iso(next(arrays)) if is_here(x) else x, fields
-    )
-
-
-def _folded(arguments: Any) -> contextlib.AbstractContextManager:
+def _folded(leaves: list, tensors: list) -> contextlib.AbstractContextManager:
     # Positions stay numbers where they depend on no input, so that models can tell a
     # text from packed ones, which have several first positions.
-    leaves = _pytree.tree_leaves(arguments)
-    tensors = [x for x in leaves if isinstance(x, torch.Tensor)]
     shapes = [x.shape[::-1] for x in tensors]
     sizes = [max(x) for x in itertools.zip_longest(*shapes, fillvalue=1)]
     if not tensors:
