@@ -159,10 +159,12 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 @checks.user_mistakes()
 def _read_own(ours: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
-    sizes = fields.decoded(Sizes, ours.get("sizes"), "config.json's sizes")
+    try:
+        sizes, model = Sizes(**ours["sizes"]), dict(ours["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"config.json lacks sizes or a model: {error}.") from None
     if (sizes.num_tokens is None) == (sizes.feature_size is None):
         raise ValueError("config.json's sizes must have num_tokens or feature_size.")
-    model = fields.decoded(dict[str, Any], ours.get("model"), "config.json's model")
     for name, neutral in models.GONE.items():
         if model.get(name, ...) == neutral:
             del model[name]
