@@ -91,7 +91,7 @@ def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
     runs.train(config, folder, task=other, override_config=True)
     assert runs.load_run(folder).task == other
     (folder / "data.npz").write_bytes((folder / "data.npz").read_bytes()[:-1])
-    with pytest.raises(ConfigError, match=r"data.npz is not as it was written"):
+    with pytest.raises(ConfigError, match=r"data.npz is not a readable .npz"):
         runs.load_run(folder)
 
 
