@@ -1,6 +1,5 @@
 """Dossiers fitted to little room: rounded, fewer, coarser, with a note."""
 
-
 import numpy as np
 import pytest
 
