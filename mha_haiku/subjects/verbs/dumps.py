@@ -209,9 +209,7 @@ def write_report(
     written = []
     if canvas.is_possible():
         count = sum(bool(layer.heads) for layer in saved.layers) * len(formats)
-        with progress.Bar(
-            count, unit="picture", name="attention", doing="drawing"
-        ) as bar:
+        with progress.bar(count, unit="picture", name="attention") as bar:
             for name, picture in figures.pictures(saved, formats):
                 outputs.claim(folder, [name])
                 written.append(files.write(folder / name, picture))
