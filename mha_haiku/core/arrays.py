@@ -69,7 +69,7 @@ def read_shards(index: Path) -> dict[str, Stored]:
 def read_npz(path: Path) -> dict[str, np.ndarray]:
     """Reads the arrays of an .npz file by name, without unpickling anything."""
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return {key: archive[key] for key in archive.files}
     except FileNotFoundError:
         raise checks.ConfigError(f"{path} does not exist.") from None

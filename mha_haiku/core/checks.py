@@ -43,7 +43,10 @@ def _short(text: str) -> str:
 
 def as_path(value: str | os.PathLike) -> Path:
     """Converts to a path; `~` is the user's home."""
-    return Path(value).expanduser()
+    try:
+        return Path(value).expanduser()
+    except RuntimeError:
+        raise ConfigError(f"{str(value)!r}: no user of that name has a home.") from None
 
 
 def is_folder(path: str | os.PathLike) -> bool:

@@ -38,13 +38,11 @@ def test_failure_half_way_leaves_the_file_of_before(tmp_path):
     assert path.read_text() == "before"
 
 
-@pytest.mark.parametrize(
-    "name", ["folder", "file/below", "n" * 300, "\udcff" * 300, "a\0b"]
-)
+@pytest.mark.parametrize("name", ["folder", "file/below", "n" * 300])
 def test_path_that_cannot_be_written_is_a_mistake(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written: |without a NUL"):
+    with pytest.raises(ConfigError, match="cannot be written: "):
         files.write(tmp_path / name, "text")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "folder"]
 
