@@ -95,13 +95,6 @@ def test_a_run_keeps_the_data_and_notices_other_data(tmp_path):
         runs.load_run(folder)
 
 
-def test_labels_of_texts_of_an_older_version_say_how_to_make_them_anew():
-    task = tasks.from_arrays(TOKENS, TOKENS[:, 0])
-    old = task.keep()._replace(tokenizer='{"labels": ["a", "b"]}', text=None)
-    with pytest.raises(ConfigError, match=r"anew: mh.train\(mh.tasks.from_examples"):
-        configuration.make_task(runs.default_config(task), old)
-
-
 @pytest.mark.parametrize(
     ("name", "head", "line"),
     [
