@@ -11,33 +11,21 @@ import difflib
 import math
 import numbers
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value shown in a message
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
-# A word, or text in quotes.
-_LONG = re.compile(
-    rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
-)
 
 
 class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
 
-    def __init__(self, message: str):
-        super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
-
 
 def shown(value: Any) -> str:
     """Shortens a value to at most 80 characters, for a message."""
-    return _short(repr(value))
-
-
-def _short(text: str) -> str:
-    half = _LONGEST // 2 - 2
+    text, half = repr(value), _LONGEST // 2 - 2
     return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
@@ -67,11 +55,6 @@ def text_of(path: str | os.PathLike, name: str | os.PathLike) -> str:
     except UnicodeError as error:
         raise ConfigError(f"{name} is not UTF-8 text: {error}.") from None
     return text.replace("\r\n", "\n")
-
-
-def memory() -> int:
-    """Returns the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextlib.contextmanager

@@ -102,12 +102,12 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     if family is not None:
         rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
-    _check_copies(found, head, needed, stored, config.output.tied)
+    _drop_copies(head, needed, stored, config.output.tied)
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
         _check_shapes(found, each, expected, stored)
-        whole = [_numbers(found, n, stored[n]) for n in each.theirs]
+        whole = [stored[name].read() for name in each.theirs]
         results = each.change.to_ours(whole)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
@@ -268,37 +268,19 @@ def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
-def _numbers(found: sources.Source, name: str, stored: arrays.Stored) -> np.ndarray:
-    """Reads an array of weights; raises ConfigError if it cannot be one."""
-    x = stored.read()
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise checks.ConfigError(
-            f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
-        )
-    return x
-
-
-def _check_copies(
-    found: sources.Source,
+def _drop_copies(
     head: name_tables.OutputHead,
     needed: set[str],
     stored: dict[str, arrays.Stored],
     is_tied: bool,
 ) -> None:
-    """Removes arrays that repeat another; raises ConfigError if they differ."""
+    """Removes arrays that repeat another, as a model ties them."""
     for copy, of in head.copies.items():
         if copy not in stored or copy in needed:
             continue
         if not is_tied:  # it is what transformers reads
             stored[of] = stored.pop(copy)
         elif of in stored:
-            if stored[copy].shape != stored[of].shape or not np.array_equal(
-                stored[copy].read(), stored[of].read()
-            ):
-                raise checks.ConfigError(
-                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), but "
-                    "their numbers differ."
-                )
             del stored[copy]
 
 

@@ -56,20 +56,6 @@ def test_choice_lists_the_choices_and_the_nearest():
     assert str(error.value) == message
 
 
-@pytest.mark.parametrize(
-    ("message", "shortened"),
-    [
-        (f"got {'x' * 80}.", f"got {'x' * 38}...{'x' * 37}."),
-        (f"got '{'a b ' * 30}'.", f"got '{'a b ' * 9}a...{' a b' * 9} '."),
-        ("the model's parts, of which there are many, are not the other model's " * 3,)
-        * 2,
-        ("'one' is far from what is called 'two'; " * 9,) * 2,
-    ],
-)
-def test_a_message_repeats_no_value_beyond_80_characters(message, shortened):
-    assert str(checks.ConfigError(message)) == shortened
-
-
 def test_checks_shorten_what_they_repeat():
     for check in (checks.positive_integer, checks.fraction):
         with pytest.raises(ValueError) as error:

@@ -137,7 +137,7 @@ def test_a_token_that_the_model_has_no_row_for_refuses_texts_with_it(folder, cap
         loaded.encode(f"the cat more{missing}")
 
 
-def test_copies_of_tied_arrays_must_be_copies(folder):
+def test_copies_of_tied_arrays_are_left_out(folder):
     wanted = interop.load(folder)
 
     def add(found):
@@ -146,7 +146,6 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
     _rewrite(folder, add)
     _same(interop.load(folder), wanted)
     _rewrite(folder, lambda found: found["lm_head.weight"].fill(1))
-    _refused(folder, "ties lm_head.weight to transformer.wte.weight")
     # Untied, it is a separate array.
     _set(folder, tie_word_embeddings=False)
     untied = interop.load(folder)

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 import jax
 import numpy as np
 
-from mha_haiku.core import checks
 from mha_haiku.training import (
     devices,
     evaluation,
@@ -88,12 +87,6 @@ class Trainer:
 
         abstract = jax.eval_shape(initial, self.seed)
         self.num_params = sum(x.size for x in jax.tree.leaves(abstract.params))
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
-        if size > (memory := checks.memory() * jax.process_count()):
-            raise checks.ConfigError(
-                f"config.model must fit into {memory / 2**30:.3g} GiB of memory; its "
-                f"parameters and the optimizer's state take {size / 2**30:.3g} GiB."
-            )
         if arrays is not None:
             has_state = any(name.startswith(".optimizer_state") for name in arrays)
             kind = train_step.TrainState if has_state else train_step.Parameters
