@@ -50,7 +50,7 @@ def train(
     states = [jax.device_get(initial(seed)) for seed in numbers]
     state = placement.put(jax.tree.map(lambda *x: np.stack(x), *states))
     train_data, held_out = map(placement.put, (task.train_data, task.held_out_data))
-    windows: list[list[Any]] = [[] for _ in seeds]
+    windows = [trainers.Window() for _ in seeds]
     histories: list[list[dict[str, Any]]] = [[] for _ in seeds]
     first = 0
     while first < steps:
@@ -72,14 +72,13 @@ def train(
         if is_evaluated:
             sums = placement.fetch(evaluate(state.params, held_out, numbers))
         for i, (window, history) in enumerate(zip(windows, histories, strict=True)):
-            window.append((_of(reports, (i, slice(last - first))), seconds))
+            window.add(_of(reports, (i, slice(last - first))), seconds)
             if is_evaluated or last % training.report_every == 0:
-                averages = trainers.averages(window, training.batch_size)
-                line = {"step": last, **averages}
+                line = {"step": last, **window.metrics(training.batch_size)}
                 means = {} if sums is None else evaluation.means(_of(sums, i))
                 line |= {f"held_out_{name}": value for name, value in means.items()}
                 history.append(line)
-                window.clear()
+                windows[i] = trainers.Window()
         first = last
     params = placement.fetch(state.params)
     each = [Seed(_of(params, i), history) for i, history in enumerate(histories)]
@@ -89,12 +88,11 @@ def train(
 class _Seeds(devices.Replicas):
     """Replicas with a further axis, of seeds, on all arrays except the data."""
 
-    def program(self, function: Any, *, returns_state: bool) -> Any:
-        def together(state: Any, data: Any, *scalars: Any) -> Any:
-            axes = 0, None, *(0 for _ in scalars)
-            return jax.vmap(function, in_axes=axes)(state, data, *scalars)
-
-        return super().program(together, returns_state=returns_state)
+    def program(self, function: Any, *, num_scalars: int, returns_state: bool) -> Any:
+        together = jax.vmap(function, in_axes=(0, None, *(0,) * num_scalars))
+        return super().program(
+            together, num_scalars=num_scalars, returns_state=returns_state
+        )
 
 
 def _of(tree: Any, place: Any) -> Any:

@@ -100,7 +100,7 @@ def program(subject: Subject, function: Callable) -> Callable:
     placement = subject.placement
     if placement is None:
         return jax.jit(function)
-    return placement.program(function, returns_state=False)
+    return placement.program(function, num_scalars=0, returns_state=False)
 
 
 def whole_batch(subject: Subject, count: int) -> int:

@@ -31,7 +31,7 @@ def make_evaluation(
 
     Surplus examples of the last batch get weight 0, so that the result does not depend
     on the number of devices. `evaluate(params, data, seed)`, with what
-    `placement.put_state` and `put` return, returns the sums.
+    `placement.put_state` and `put` return, returns the sums on every device.
     """
     num_batches = -(-num_examples // batch_size)
 
@@ -53,9 +53,10 @@ def make_evaluation(
             return jax.tree.map(jnp.add, total, sums)
 
         init = losses.zeros(counts_exact=task.counts_exact)
-        return jax.lax.fori_loop(0, num_batches, add_batch, init)
+        total = jax.lax.fori_loop(0, num_batches, add_batch, init)
+        return placement.total(total)
 
-    return placement.program(evaluate, returns_state=False)
+    return placement.program(evaluate, num_scalars=1, returns_state=False)
 
 
 def means(sums: losses.Sums) -> dict[str, float]:

@@ -101,22 +101,27 @@ def gradients(
     batch_size: int,
     placement: devices.Placement,
 ) -> tuple[Any, losses.Sums]:
-    """Computes the gradient of a batch's mean loss, and its sums, in a program."""
+    """Computes the gradient of a global batch's mean loss, and its sums, in a program.
+
+    Both are summed over all devices.
+    """
     data_key = jax.random.fold_in(stream(seed, "data"), step)
     example = placement.batch(
         batch_size, lambda indices: tasks.batch(task, data_key, data, indices)
     )
     dropout_key = jax.random.fold_in(stream(seed, "dropout"), step)
-    # The weights do not depend on the parameters: dividing inside the loss saves a pass
-    # over the gradient.
-    weight = example.weights.sum()
+    dropout_key = placement.own_key(dropout_key)
+    # The weights do not depend on the parameters: dividing inside the loss costs one
+    # scalar sum over devices and saves a pass over the gradient.
+    weight = placement.total(example.weights.sum())
     scale = jnp.where(weight > 0, 1 / weight, 0)
 
     def mean_loss(params: Any):
         sums = loss_sums(model, task, params, dropout_key, example, is_training=True)
         return sums.loss * scale, sums
 
-    return jax.grad(mean_loss, has_aux=True)(params)
+    gradient, sums = jax.grad(mean_loss, has_aux=True)(params)
+    return placement.total((gradient, sums))
 
 
 def make_dispatch(
@@ -174,4 +179,4 @@ def make_dispatch(
         _, state, reports = jax.lax.while_loop(continues, take, (start, state, init))
         return state, reports
 
-    return placement.program(dispatch, returns_state=True)
+    return placement.program(dispatch, num_scalars=2, returns_state=True)

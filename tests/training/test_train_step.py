@@ -31,11 +31,14 @@ def _compiled_gradients(model, task, params, count, batch_size):
             placement=placement,
         )
 
-    mapped = placement.program(gradients, returns_state=False)
+    mapped = placement.program(gradients, num_scalars=1, returns_state=False)
     params, data = placement.put((params, task.train_data))
 
     def at_step(at=5):
-        return placement.fetch(mapped(params, data, np.int32(at)))
+        results = mapped(params, data, np.int32(at))
+        for leaf in jax.tree.leaves(results):
+            np.testing.assert_array_equal(leaf[0], leaf[-1])
+        return placement.fetch(results)
 
     return at_step
 

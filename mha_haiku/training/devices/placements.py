@@ -1,8 +1,9 @@
 """Placements: how devices divide a batch, a state and the programs that run on them.
 
-B batch, T positions, D model width, H heads, F hidden units. The devices are a mesh:
-its axis `data` divides the batch, `heads` heads and hidden units, `sequence` positions;
-the compiler derives the shardings of all arrays from parameters and examples.
+B batch, T positions, D model width, H heads, F hidden units. `Replicas` have the whole
+model on every device. `Sharded` has a mesh: its axis `data` divides the
+batch, `heads` heads and hidden units, `sequence` positions; the compiler derives the
+shardings of all arrays from parameters and examples.
 
 Source: Shoeybi et al. 2019 (Megatron-LM), section 3, https://arxiv.org/abs/1909.08053;
 parameters divided over `data`: Rajbhandari et al. 2020 (ZeRO), section 5,
@@ -23,6 +24,85 @@ from mha_haiku.training import tasks
 
 _Spec = jax.sharding.PartitionSpec
 _SHARED = (anatomy.HEADS, anatomy.KEY_VALUE_HEADS, anatomy.UNITS)  # over `heads`
+_AXIS = "devices"
+
+
+class Replicas:
+    """Devices that divide each batch, each with the whole model.
+
+    Programs are `jax.pmap`ped over the axis `_AXIS`. Arrays on devices have a leading
+    axis, one entry per device, so that they can be donated to the next call.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
+    ):
+        self.devices = tuple(devices)
+
+    def implementation(self, name: str) -> str:
+        """Returns the argument `implementation` of `attend` for one of its names."""
+        return name
+
+    def put(self, tree: Any) -> Any:
+        """Puts host arrays on every device, as arrays `[devices, ...]`; see `fetch`."""
+        mesh = jax.sharding.Mesh(np.array(self.devices), (_AXIS,))
+        sharding = jax.sharding.NamedSharding(mesh, _Spec(_AXIS))
+
+        def put(leaf: jax.typing.ArrayLike) -> jax.Array:
+            row = np.asarray(leaf)[None]
+            shape = (len(self.devices), *row.shape[1:])
+            return jax.make_array_from_callback(shape, sharding, lambda _: row)
+
+        return jax.tree.map(put, tree)
+
+    put_state = put
+
+    def initial_state(self, function: Callable, seed: np.uint32) -> Any:
+        """Puts `function(seed)`, a state, on every device."""
+        return self.put(jax.jit(function)(seed))
+
+    def fetch(self, tree: Any) -> Any:
+        """Fetches arrays from `put`, or from a program, as host arrays."""
+        # Of one device of this process only; indexing `x[0]` would gather from all.
+        # Copies outlive the donation of the originals.
+        return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data[0]), tree)
+
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> Any:
+        """Compiles `function(state, data, *scalars)` to a program, which has `lower`.
+
+        State and data are trees from `put`. The function returns a tree, or with
+        `returns_state` (the state is donated then) a state and a tree. It may call
+        `batch`, `own_key` and `total`.
+        """
+        return jax.pmap(
+            function,
+            axis_name=_AXIS,
+            in_axes=(0, 0, *(None,) * num_scalars),
+            devices=self.devices,
+            donate_argnums=0 if returns_state else (),
+        )
+
+    def batch(self, batch_size: int, make: Callable[[jax.Array], Any]) -> Any:
+        """Makes this device's part of `make(indices)`; only inside a program.
+
+        An index of the global batch `[N]` int32 is on exactly one device.
+        """
+        size = batch_size // len(self.devices)
+        first = jax.lax.axis_index(_AXIS) * size
+        return make((first + jnp.arange(size)).astype(jnp.int32))
+
+    def own_key(self, key: jax.Array) -> jax.Array:
+        """Derives a key for this device's random numbers; only inside a program."""
+        return jax.random.fold_in(key, jax.lax.axis_index(_AXIS))
+
+    def total(self, tree: Any) -> Any:
+        """Sums every leaf over the parts of the batch; only inside a program."""
+        # XLA keeps a collective of one device, and that would keep the gradient and its
+        # update from being fused.
+        return tree if len(self.devices) == 1 else jax.lax.psum(tree, _AXIS)
 
 
 def make_mesh(
@@ -49,7 +129,7 @@ def make_mesh(
 
 
 class Sharded:
-    """A mesh as a placement.
+    """A mesh as a placement; `Replicas` documents the common methods.
 
     With `shard_parameters` parameters and the optimizer's state are divided over
     `data`, and gathered where they are used.
@@ -66,9 +146,9 @@ class Sharded:
         self.devices = tuple(mesh.devices.flat)
         self._shard_parameters = shard_parameters
 
-    def implementation(self, name: str) -> str | attention.Sharded:
+    def implementation(self, name: str) -> attention.Sharded:
         """Returns the argument `implementation` of `attend` for one of its names."""
-        return name if self.mesh.size == 1 else attention.Sharded(self.mesh, name)
+        return attention.Sharded(self.mesh, name)
 
     def put(self, tree: Any) -> Any:
         """Puts host arrays on every device, whole; see `fetch`."""
@@ -106,18 +186,14 @@ class Sharded:
 
     def fetch(self, tree: Any) -> Any:
         """Gathers whole host arrays; all processes have to call it."""
-        # Copies outlive the donation of the originals.
         if not all(x.is_fully_replicated for x in jax.tree.leaves(tree)):
             tree = jax.jit(lambda x: x, out_shardings=self._everywhere)(tree)
         return jax.tree.map(lambda x: np.array(x.addressable_shards[0].data), tree)
 
-    def program(self, function: Callable, *, returns_state: bool) -> Any:
-        """Compiles `function(state, data, *scalars)` to a program, which has `lower`.
-
-        State and data are trees from `put_state` and `put`. The function returns a
-        tree, or with `returns_state` (the state is donated then) a state and a tree. It
-        may call `batch` and `spread`.
-        """
+    def program(
+        self, function: Callable, *, num_scalars: int, returns_state: bool
+    ) -> Any:
+        """Compiles a function of arrays from `put` and `put_state`."""
         if not returns_state:
             return jax.jit(function, out_shardings=self._everywhere)
 
@@ -132,7 +208,7 @@ class Sharded:
     def batch(
         self, batch_size: int, make: Callable[[jax.Array], tasks.Example]
     ) -> tasks.Example:
-        """Makes a batch, from indices `[B]` int32, that the devices divide."""
+        """Makes a batch that the devices divide; only inside a program."""
         return self.spread(make(jnp.arange(batch_size, dtype=jnp.int32)))
 
     def spread(self, examples: tasks.Example) -> tasks.Example:
@@ -149,6 +225,14 @@ class Sharded:
 
         return jax.tree.map(constrain, examples.axes(), examples)
 
+    def own_key(self, key: jax.Array) -> jax.Array:
+        """Returns the key for the whole batch's random numbers."""
+        return key  # a program of a mesh draws for the whole batch
+
+    def total(self, tree: Any) -> Any:
+        """Returns the sums of every leaf over the batch."""
+        return tree  # sums are over the whole batch already
+
     def _shardings(self, tree: Any) -> Any:
         return jax.tree.map_with_path(
             lambda path, leaf: self.sharding_of(path, np.shape(leaf)), tree
@@ -157,16 +241,6 @@ class Sharded:
     @property
     def _everywhere(self) -> jax.sharding.NamedSharding:
         return jax.sharding.NamedSharding(self.mesh, _Spec())
-
-
-class Replicas(Sharded):
-    """Devices that divide each batch, each with the whole model."""
-
-    def __init__(
-        self,
-        devices: Sequence[jax.Device],  # pyright: ignore[reportInvalidTypeForm]
-    ):
-        super().__init__(make_mesh(devices, heads=1, sequence=1))
 
 
 def _put(leaf: jax.typing.ArrayLike, sharding: jax.sharding.NamedSharding) -> jax.Array:

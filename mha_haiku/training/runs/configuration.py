@@ -235,6 +235,8 @@ def make_placement(
     """Makes the placement of a run; raises what `check_devices` raises."""
     shared = config.devices
     check_devices(shared, config.model, config.training, len(available))
+    if shared.heads * shared.sequence == 1 and not shared.shard_parameters:
+        return devices.Replicas(available)
     mesh = devices.make_mesh(available, heads=shared.heads, sequence=shared.sequence)
     return devices.Sharded(mesh, shard_parameters=shared.shard_parameters)
 

@@ -101,6 +101,7 @@ def test_a_program_leaves_the_state_where_it_is():
             jax.tree.map(lambda x: x * factor, state),
             data.sum(),
         ),
+        num_scalars=1,
         returns_state=True,
     )
     data = placement.put(np.arange(3.0))

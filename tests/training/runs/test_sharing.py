@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from mha_haiku import devices
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import Subject
@@ -136,8 +137,13 @@ def test_a_sequence_that_the_ring_does_not_divide_is_refused(
 
 def test_devices_share_only_the_batch_unless_asked(make_config):
     here = jax.devices()[:2]
-    shared = configuration.make_placement(make_config(), here)
-    assert dict(shared.mesh.shape) == {"data": 2, "sequence": 1, "heads": 1}
+    assert isinstance(
+        configuration.make_placement(make_config(), here), devices.Replicas
+    )
+    shared = configuration.make_placement(
+        make_config(devices__shard_parameters=True), here
+    )
+    assert isinstance(shared, devices.Sharded) and shared.mesh.shape["data"] == 2
 
 
 @pytest.fixture
