@@ -1,14 +1,15 @@
 """Attention sharded over the devices of a mesh: by examples, heads and positions.
 
 The mesh has the axes `data`, which shards the first batch axis, `heads`, and
-`sequence`. Where positions are sharded, the devices along that axis form a ring: keys
-and values travel around it, in the backward pass with their gradients, and the parts of
-any two devices attend blockwise. No device holds more than its share of any array
-except masks and biases. Otherwise each device may use any implementation.
+`sequence`. Where positions are sharded, the devices along that axis form a ring: chunks
+of keys and values travel around it, in the backward pass with their gradients, and any
+two chunks attend blockwise. No device holds more than its share of any array except
+masks and biases. Otherwise each device may use any implementation.
 
-Observations are folded in the same way: any two parts of queries and keys are a part of
-the map, as the logsumexp of a row is known; sums of queries stay, sums of keys travel
-with the keys, and sums of heads are added over the devices at the end.
+C chunks on a device. Observations are folded in the same way: any two chunks of queries
+and keys are a part of the map, as the logsumexp of a row is known; sums of queries
+stay, sums of keys travel with the keys, and sums of heads are added over the devices at
+the end.
 
 Source: Liu et al. 2023, https://arxiv.org/abs/2310.01889.
 """
@@ -31,9 +32,9 @@ from mha_haiku.core.attention.sharded import shardings
 from mha_haiku.core.attention.tiled import blockwise, fold, sweep
 
 IN_A_RING = ("auto", "blockwise")
-# The devices, how two parts attend, and the rate of dropout.
+# The devices, how two chunks attend, and the rate of dropout.
 RingOptions = tuple[jax.sharding.Mesh, blockwise.Blockwise, float]
-_At = tuple[Array, Array]  # the numbers of a part of the queries and of the keys
+_At = tuple[Array, Array]  # the numbers of a chunk of queries and of a chunk of keys
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,10 +98,11 @@ def _on_devices(attend: Callable, inputs: Inputs, mesh: jax.sharding.Mesh) -> tu
 
 def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple]:
     mesh, chunks, dropout_rate = options
-    num_keys = inputs.map_shape[-1]
+    device_ring = _ring_of(inputs, mesh)
+    batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs: Inputs) -> tuple:
-        rows, keys = _spread(inputs)
+        rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
         dtype = products.accumulation_dtype(inputs.query.dtype)
         shape = rows[0].shape[:-1]
         no_sum = jnp.full((*shape[:-2], shape[-1], shape[-2]), -jnp.inf, dtype)
@@ -117,9 +119,10 @@ def _forward(inputs: Inputs, options: RingOptions) -> tuple[Array, LogSum, tuple
             values, log_sum, _ = blockwise.forward(part, chunk_options)
             return _merged(sums, (values, log_sum)), key_sums, device_sums
 
-        size, sums = mesh.shape[shardings.AXIS], (nothing, (), ())
-        (values, log_sum), _, _ = shardings.around(size, meet, rows, keys, sums)
-        return values.astype(inputs.value.dtype), log_sum
+        (values, log_sum), _, _ = device_ring.around(meet, rows, keys, nothing, (), ())
+        values = values.astype(inputs.value.dtype)
+        values = device_ring.from_chunks(values, batch_ndim)
+        return values, device_ring.from_chunks(log_sum, batch_ndim + 1)
 
     return *_on_devices(local, inputs, mesh), ()
 
@@ -133,12 +136,16 @@ def _backward(
 ) -> tuple:
     del saved
     mesh, chunks, dropout_rate = options
-    specs = shardings.input_specs(inputs)
+    device_ring, specs = _ring_of(inputs, mesh), shardings.input_specs(inputs)
     batch_ndim, num_keys = inputs.query.ndim - 3, inputs.map_shape[-1]
 
     def local(inputs: Inputs, rows_grad: gradients.RowGradients) -> gradients.Gradients:
         inputs = shardings.with_own_key(inputs, mesh)
-        rows, keys = _spread(inputs)
+        rows, keys = device_ring.to_chunks(_spread(inputs), batch_ndim)
+        rows_grad = gradients.RowGradients(
+            device_ring.to_chunks(rows_grad.values, batch_ndim),
+            *device_ring.to_chunks(rows_grad[1:], batch_ndim + 1),
+        )
         dtype = products.accumulation_dtype(inputs.query.dtype)
         nothing = (
             jnp.zeros(rows[0].shape, dtype),
@@ -164,15 +171,16 @@ def _backward(
                 (grads.query, (grads.key, grads.value), (grads.bias, grads.score)),
             )
 
-        query_grad, key_grads, shared_grads = shardings.around(
-            mesh.shape[shardings.AXIS], meet, (rows, rows_grad), keys, nothing
+        query_grad, key_grads, shared_grads = device_ring.around(
+            meet, (rows, rows_grad), keys, *nothing
         )
         shared_grads = jax.tree.map(
             lambda x, spec: lax.psum(x, shardings.unshared(spec)),
             shared_grads,
             shared_specs,
         )
-        return gradients.Gradients(query_grad, *key_grads, *shared_grads)
+        grads = device_ring.from_chunks((query_grad, *key_grads), batch_ndim)
+        return gradients.Gradients(*grads, *shared_grads)
 
     bias_spec = specs.weighting.bias if wants_bias else None
     shared_specs = bias_spec, specs.weighting.score
@@ -189,6 +197,12 @@ def _backward(
 _attend_in_a_ring = gradients.differentiable(_forward, _backward)
 
 
+def _ring_of(inputs: Inputs, mesh: jax.sharding.Mesh) -> shardings.Ring:
+    num_queries, num_keys = inputs.map_shape[-2:]
+    size = mesh.shape[shardings.AXIS]
+    return shardings.Ring.of(inputs.weighting.mask, num_queries, num_keys, size)
+
+
 def _spread(inputs: Inputs) -> tuple[tuple, tuple]:
     """Splits the arrays into those that stay on a device and those that travel."""
     query_flags, key_flags = inputs.nonfinite or (None, None)
@@ -196,7 +210,7 @@ def _spread(inputs: Inputs) -> tuple[tuple, tuple]:
 
 
 def _part(inputs: Inputs, all_keys: int, at: _At, row: tuple, key: Any) -> Inputs:
-    """Builds the inputs for attention between the two parts numbered `at`."""
+    """Builds the inputs for attention between the two chunks numbered `at`."""
     (query, query_flags), (key, value, key_flags) = row, key
     num_queries, num_keys = query.shape[-3], key.shape[-3]
     first = tiles.Origin(at[0] * num_queries, at[1] * num_keys)
@@ -247,11 +261,17 @@ class RingFold:
         sizes: sweep.Sizes,
     ) -> Sums:
         """Folds an observation over the tiles of a map."""
-        batch_ndim = factors.query.ndim - 3
+        *batch_shape, num_queries, _, _ = factors.query.shape
+        batch_ndim, num_keys = len(batch_shape), factors.key.shape[-3]
+        mask, num_devices = factors.weighting.mask, self.mesh.shape[shardings.AXIS]
+        device_ring = shardings.Ring.of(mask, num_queries, num_keys, num_devices)
 
         def local(factors: Factors, arrays: SideArrays) -> Sums:
-            stay = factors.query, arrays.queries
-            go_round, log_sums = (factors.key, arrays.keys), factors.log_sum
+            stay, go_round = device_ring.to_chunks(
+                ((factors.query, arrays.queries), (factors.key, arrays.keys)),
+                batch_ndim,
+            )
+            log_sums = device_ring.to_chunks(factors.log_sum, batch_ndim + 1)
 
             def meet(
                 at: _At,
@@ -275,8 +295,12 @@ class RingFold:
                 )
 
             init = _init(observation, log_sums.logsumexp, stay, go_round)
-            row_sums, key_sums, head_sums = shardings.around(
-                self.mesh.shape[shardings.AXIS], meet, (stay, log_sums), go_round, init
+            row_sums, key_sums, head_sums = device_ring.around(
+                meet, (stay, log_sums), go_round, *init
+            )
+            # The axis of positions follows B... and H.
+            row_sums, key_sums = device_ring.from_chunks(
+                (row_sums, key_sums), batch_ndim + 1
             )
             head_sums = jax.tree.map(lambda x: lax.psum(x, shardings.AXIS), head_sums)
             return Sums(row_sums, key_sums, head_sums)
@@ -316,7 +340,7 @@ class RingFold:
 def _init(
     observation: Observation, logsumexp: Array, stay: tuple, go_round: tuple
 ) -> Sums:
-    """Makes the initial sums `[B..., H, t, ...]` of a device."""
+    """Makes the initial sums `[C, B..., H, t, ...]` of chunks."""
     (_, of_queries), (key, of_keys) = stay, go_round
     *shape, num_queries = logsumexp.shape
     arrays = jax.tree.map(
@@ -330,5 +354,5 @@ def _init(
     return Sums(
         all_of(init.queries, shape),
         all_of(init.keys, shape),
-        all_of(init.head, shape),
+        all_of(init.head, shape[1:]),
     )

@@ -1,25 +1,31 @@
 """The sharding of the arrays of attention along the axes of a mesh.
 
 Devices that share a sequence form a ring. A device keeps its queries; keys travel
-around the ring together with their sums.
+around the ring together with their sums. Where later queries see more keys than earlier
+ones (a causal mask), a device has two chunks of the sequence: of 2 n chunks, device i
+has chunks i and 2 n - 1 - i, so that all have the same work.
 
-Source: Liu et al. 2023 (ring attention), https://arxiv.org/abs/2310.01889.
+Source: Liu et al. 2023 (ring attention), https://arxiv.org/abs/2310.01889; the order of
+the chunks: Brandon et al. 2023, section 3, https://arxiv.org/abs/2311.09431.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 from jax import Array, lax
 
+from mha_haiku.core import masks
 from mha_haiku.core.attention.inputs import Inputs, Nonfinite, Weighting
+from mha_haiku.core.masks import relative
 
 Spec = jax.sharding.PartitionSpec
 AnySpec = Any  # a `Spec`, in the place of an array in a pytree
 AXIS = "sequence"  # of the ring
 AXES = ("data", "heads", AXIS)
-# From the numbers of two parts of the sequence, of queries and of keys, their arrays,
-# and the sums so far (per query, per key, per device), to the new sums.
+# From (query chunk, key chunk), their arrays, and the sums so far (per query, per key,
+# per device), to the new sums.
 Meet = Callable[..., tuple[Any, Any, Any]]
 _SHARED = {"B": "data", "H": "heads"}  # by the letters of `Mask.axes`
 
@@ -102,30 +108,132 @@ def _batch(batch_ndim: int) -> tuple[str | None, ...]:
 # --- The ring
 
 
-def around(size: int, meet: Meet, rows: Any, keys: Any, sums: tuple) -> tuple:
-    """Passes keys around a ring of devices until all queries have met them all.
+class Ring(NamedTuple):
+    """The devices along the axis `AXIS`; methods are called inside `shard_map`."""
 
-    It is called inside `shard_map`, on `size` devices. `meet` adds the contribution of
-    the parts of two devices, and gets their numbers. Keys and their sums travel, and
-    end where they began.
-    """
-    index = lax.axis_index(AXIS)
-    to_next = [(i, (i + 1) % size) for i in range(size)]
+    size: int  # n, the number of devices
+    chunks: int  # C, the chunks of the sequence per device: 1 or 2
 
-    def passed_on(tree: Any) -> Any:
-        if size == 1:
+    @classmethod
+    def of(cls, mask: masks.Mask, num_queries: int, num_keys: int, size: int) -> "Ring":
+        """Makes a ring of `size` devices, with evenly balanced work if possible."""
+        can_halve = not (num_queries % (2 * size) or num_keys % (2 * size))
+        return cls(size, 2 if size > 1 and can_halve and _is_lopsided(mask) else 1)
+
+    def to_chunks(self, tree: Any, axis: int) -> Any:
+        """Splits the device's part of the sequence into chunks `[C, ...]`."""
+
+        def split(x: Array) -> Array:
+            if self.chunks == 1:
+                return x[None]
+            even, odd = jnp.split(x, 2, axis)
+            even, odd = self._moved(even, 0), self._moved(odd, 1)
+            is_even = self._is_even()
+            low = jnp.where(is_even, even, odd)
+            return jnp.stack([low, jnp.where(is_even, odd, even)])
+
+        return jax.tree.map(split, tree)
+
+    def from_chunks(self, tree: Any, axis: int) -> Any:
+        """Joins chunks to the device's part of the sequence: undoes `to_chunks`."""
+
+        def joined(chunks: Array) -> Array:
+            if self.chunks == 1:
+                return chunks[0]
+            low, high = chunks
+            is_even = self._is_even()
+            even, odd = jnp.where(is_even, low, high), jnp.where(is_even, high, low)
+            even, odd = self._moved(even, 0, back=True), self._moved(odd, 1, back=True)
+            return jnp.concatenate([even, odd], axis)
+
+        return jax.tree.map(joined, tree)
+
+    def around(
+        self,
+        meet: Meet,
+        rows: Any,
+        keys: Any,
+        row_sums: Any,
+        key_sums: Any,
+        device_sums: Any,
+    ) -> tuple[Any, Any, Any]:
+        """Passes keys around the ring until every chunk of queries has met them all.
+
+        `meet` adds the contribution of two chunks, and gets their numbers. Arrays and
+        sums are `[C, ...]`; keys and their sums travel, and end where they began.
+        """
+        index = lax.axis_index(AXIS)
+        query_chunks = self._chunks_of(index)
+
+        def meet_all(step: int | Array, keys: Any, sums: tuple) -> tuple:
+            key_chunks = self._chunks_of((index - step) % self.size)
+
+            def meet_pair(pair: int | Array, sums: tuple) -> tuple:
+                i, j = pair // self.chunks, pair % self.chunks
+                row_sums, key_sums, device_sums = sums
+                row, key, device_sums = meet(
+                    (query_chunks[i], key_chunks[j]),
+                    *_at((rows, i), (keys, j), (row_sums, i), (key_sums, j)),
+                    device_sums,
+                )
+                return _put(row_sums, row, i), _put(key_sums, key, j), device_sums
+
+            if self.chunks == 1:
+                return meet_pair(0, sums)
+            return lax.fori_loop(0, self.chunks**2, meet_pair, sums)
+
+        def step(i: int | Array, carry: tuple) -> tuple:
+            keys, sums = carry
+            coming = self._passed_on(keys)  # sent first, to travel while these are used
+            row_sums, key_sums, device_sums = meet_all(i, keys, sums)
+            return coming, (row_sums, self._passed_on(key_sums), device_sums)
+
+        sums = row_sums, key_sums, device_sums
+        keys, sums = lax.fori_loop(0, self.size - 1, step, (keys, sums))
+        row_sums, key_sums, device_sums = meet_all(self.size - 1, keys, sums)
+        return row_sums, self._passed_on(key_sums), device_sums
+
+    def _chunks_of(self, device: Array) -> Array:
+        """Lists the chunks that a device has, `[C]`."""
+        if self.chunks == 1:
+            return jnp.stack([device])
+        return jnp.stack([device, 2 * self.size - 1 - device])
+
+    def _passed_on(self, tree: Any) -> Any:
+        if self.size == 1:
             return tree
+        to_next = [(i, (i + 1) % self.size) for i in range(self.size)]
         return jax.tree.map(lambda x: lax.ppermute(x, AXIS, to_next), tree)
 
-    def met(step: int | Array, keys: Any, sums: tuple) -> tuple:
-        return meet((index, (index - step) % size), rows, keys, *sums)
+    def _moved(self, x: Array, half: int, back: bool = False) -> Array:
+        # Half `half` of part i is chunk c = 2 i + half, which device min(c, 2 n - 1 -
+        # c) works on. Each device has an even chunk and an odd one, so that the first
+        # halves form a permutation, and so do the second halves.
+        last = 2 * self.size - 1
+        places = [(i, min(2 * i + half, last - 2 * i - half)) for i in range(self.size)]
+        if back:
+            places = [(there, here) for here, there in places]
+        return lax.ppermute(x, AXIS, places)
 
-    def step(i: int | Array, carry: tuple) -> tuple:
-        keys, sums = carry
-        coming = passed_on(keys)  # sent first, to travel while these are used
-        row_sums, key_sums, device_sums = met(i, keys, sums)
-        return coming, (row_sums, passed_on(key_sums), device_sums)
+    def _is_even(self):
+        return lax.axis_index(AXIS) % 2 == 0
 
-    keys, sums = lax.fori_loop(0, size - 1, step, (keys, sums))
-    row_sums, key_sums, device_sums = met(size - 1, keys, sums)
-    return row_sums, passed_on(key_sums), device_sums
+
+def _is_lopsided(mask: masks.Mask) -> bool:
+    """Checks whether later queries see more keys, or fewer, than earlier ones."""
+    parts = jax.tree.leaves(mask, is_leaf=lambda x: isinstance(x, relative.Band))
+    bands = [part for part in parts if isinstance(part, relative.Band)]
+    return any((band.left is None) != (band.right is None) for band in bands)
+
+
+def _at(*pairs: tuple[Any, int | Array]) -> list:
+    return [
+        jax.tree.map(lambda x, i=i: lax.dynamic_index_in_dim(x, i, 0, False), tree)
+        for tree, i in pairs
+    ]
+
+
+def _put(tree: Any, new: Any, i: int | Array) -> Any:
+    return jax.tree.map(
+        lambda x, y: lax.dynamic_update_index_in_dim(x, y, i, 0), tree, new
+    )

@@ -256,36 +256,69 @@ def test_memory_of_a_device_falls_with_the_ring():
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
-def test_parts_meet_once_and_come_home(size):
+def test_chunks_meet_once_and_come_home(size):
+    """Each pair of positions meets once; under a causal mask work is even."""
     length = 8 * size
+    device_ring = shardings.Ring.of(masks.causal(), length, length, size)
+    assert device_ring.chunks == (2 if size > 1 else 1)
     seen = np.zeros((length, length), int)
+    work = {}
 
     def local(at):
-        def meet(parts, row, key, of_row, of_key, met):
-            jax.debug.callback(note, row, key, ordered=False)
+        rows, keys = device_ring.to_chunks(at, -1), device_ring.to_chunks(at, -1)
+
+        def meet(chunks, row, key, of_row, of_key, met):
+            device = jax.lax.axis_index(shardings.AXIS)
+            jax.debug.callback(note, device, row, key, ordered=False)
             return of_row + key.sum(), of_key + row.sum(), met
 
-        sums = jnp.zeros_like(at), jnp.zeros_like(at), ()
-        of_rows, of_keys, _ = shardings.around(size, meet, at, at, sums)
-        return of_rows, of_keys
+        of_rows, of_keys, _ = device_ring.around(
+            meet, rows, keys, jnp.zeros_like(rows), jnp.zeros_like(keys), ()
+        )
+        return (
+            device_ring.from_chunks(rows, -1),
+            device_ring.from_chunks(of_rows, -1),
+            device_ring.from_chunks(of_keys, -1),
+        )
 
-    def note(row, key):
+    def note(device, row, key):
         seen[np.ix_(row, key)] += 1
+        pairs = (row[:, None] >= key[None]).sum()
+        work[int(device)] = work.get(int(device), 0) + int(pairs)
 
     spec = jax.sharding.PartitionSpec("sequence")
     run = jax.shard_map(
         local,
         mesh=_mesh(sequence=size),
         in_specs=spec,
-        out_specs=(spec, spec),
+        out_specs=(spec, spec, spec),
         check_vma=False,
     )
-    of_rows, of_keys = jax.jit(run)(jnp.arange(length))
+    home, of_rows, of_keys = jax.jit(run)(jnp.arange(length))
     jax.effects_barrier()
+    np.testing.assert_array_equal(home, np.arange(length))
     total = np.arange(length).sum()
     np.testing.assert_array_equal(of_rows, np.full(length, total))
     np.testing.assert_array_equal(of_keys, np.full(length, total))
     np.testing.assert_array_equal(seen, np.ones((length, length)))
+    assert len(set(work.values())) == 1
+
+
+def test_two_chunks_only_where_queries_see_unequally():
+    assert shardings.Ring.of(masks.window(3, 3), 32, 32, 4).chunks == 1
+    assert shardings.Ring.of(masks.full(), 32, 32, 4).chunks == 1
+    lengths = np.array([2])
+    assert shardings.Ring.of(masks.padding(lengths), 8, 8, 2).chunks == 1
+    assert (
+        shardings.Ring.of(masks.causal() & masks.padding(lengths), 8, 8, 2).chunks == 2
+    )
+    prefix = masks.causal() | masks.padding(lengths)
+    assert shardings.Ring.of(prefix, 8, 8, 2).chunks == 2
+    assert (
+        shardings.Ring.of(masks.causal(), 36, 36, 4).chunks == 1
+    )  # 8 do not divide it
+    assert shardings.Ring.of(masks.causal() & masks.window(3, 3), 32, 32, 4).chunks == 2
+    assert shardings.Ring.of(~masks.window(None, 1), 32, 32, 4).chunks == 2
 
 
 @pytest.mark.parametrize(
