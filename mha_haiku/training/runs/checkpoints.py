@@ -1,11 +1,13 @@
-"""Checkpoints: a folder per step, which appears whole.
+"""Checkpoints: a folder per step, which appears whole and is verified when read.
 
 `<step>/arrays.safetensors` has the arrays, named by their paths in the tree, such as
-".params['encoder/norm']['scale']"; `<step>/manifest.json` the step and its held-out
-loss. Both are written to another folder, which then gets its name in one step.
+".params['encoder/norm']['scale']"; `<step>/manifest.json` the step, its held-out loss
+and the sha256 of the arrays. Both are written to another folder, which then gets its name in one step.
 """
 
+import hashlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -21,6 +23,8 @@ from mha_haiku.core import arrays, checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training.runs import files
 
+_logger = logging.getLogger("mha_haiku")
+
 _ARRAYS, _MANIFEST = "arrays.safetensors", "manifest.json"
 _STEP = re.compile("0|[1-9][0-9]{0,17}")
 _PARTIAL = re.compile(r"\.\d+\.partial")  # what a kill leaves
@@ -33,6 +37,19 @@ class Checkpoint(NamedTuple):
 
     folder: Path
     step: int
+
+    def is_whole(self) -> bool:
+        """Checks whether the arrays are those that were written."""
+        try:
+            manifest = json.loads((self.folder / _MANIFEST).read_bytes())
+            with (self.folder / _ARRAYS).open("rb") as file:
+                digest = hashlib.file_digest(file, "sha256").hexdigest()
+            return manifest["files"][_ARRAYS] == digest
+        except (FileNotFoundError, ValueError, KeyError, TypeError):
+            return False
+        except OSError as error:  # it may be whole
+            reason = f"{error.filename} cannot be read: {error.strerror}."
+            raise ConfigError(reason) from None
 
     def arrays(self, fields: Sequence[str] = (".",)) -> dict[str, np.ndarray]:
         """Reads the arrays by name; by default of all fields of the tree.
@@ -51,23 +68,40 @@ def steps(root: Path) -> list[int]:
 
 
 def newest(root: Path) -> Checkpoint | None:
-    """Finds the newest step, or None if nothing has been saved."""
-    saved = steps(root)
-    return Checkpoint(root / str(saved[-1]), saved[-1]) if saved else None
+    """Finds the newest whole step, or None if nothing has been saved.
+
+    It warns of damaged ones; ConfigError if all are.
+    """
+    saved = [Checkpoint(root / str(step), step) for step in reversed(steps(root))]
+    for checkpoint in saved:
+        if checkpoint.is_whole():
+            return checkpoint
+        _logger.warning(f"{checkpoint.folder} is damaged; the one before it is used.")
+    if saved:
+        raise ConfigError(
+            f"All checkpoints in {root} are damaged.\nPut back a copy of one, take "
+            "another workdir, or remove this one to start from the beginning."
+        )
+    return None
 
 
 def read(root: Path, step: int | None = None) -> Checkpoint:
-    """Finds a checkpoint, by default the newest; ConfigError if there is none."""
-    saved = steps(root)
-    if not saved:
-        raise ConfigError(f"There are no checkpoints in {root}.")
-    step = saved[-1] if step is None else step
-    if step not in saved:
-        raise ConfigError(
-            f"There is no checkpoint of step {step} in {root}; there are: "
-            f"{', '.join(map(str, saved))}."
+    """Finds a checkpoint, by default the newest; ConfigError if it is not there."""
+    if step is None:
+        if (checkpoint := newest(root)) is None:
+            raise ConfigError(f"There are no checkpoints in {root}.")
+        return checkpoint
+    checkpoint = Checkpoint(root / str(step), step)
+    is_there = step in steps(root)
+    if not is_there or not checkpoint.is_whole():
+        what = (
+            f"{checkpoint.folder} is damaged"
+            if is_there
+            else (f"There is no checkpoint of step {step} in {root}")
         )
-    return Checkpoint(root / str(step), step)
+        saved = ", ".join(map(str, steps(root))) or "none"
+        raise ConfigError(f"{what}; there are: {saved}.")
+    return checkpoint
 
 
 def save(
@@ -91,10 +125,14 @@ def save(
             shutil.rmtree(root / name)
         partial.mkdir()
         # Not by its `save_file`, which maps the file: there a full disk is fatal.
-        _write(partial / _ARRAYS, safetensors.numpy.save(named))
-        manifest = {"step": step, "held_out_loss": held_out_loss}
+        content = safetensors.numpy.save(named)
+        _write(partial / _ARRAYS, content)
+        manifest: dict[str, Any] = {"step": step, "held_out_loss": held_out_loss}
+        manifest["files"] = {_ARRAYS: hashlib.sha256(content).hexdigest()}
         _write(partial / _MANIFEST, json.dumps(manifest).encode())
         _to_disk(partial)
+        if folder.exists():  # it is damaged
+            shutil.rmtree(folder)
         os.replace(partial, folder)
         _to_disk(root)
     except OSError as error:

@@ -59,16 +59,25 @@ def test_the_newest_two_and_the_best_are_kept(tmp_path):
     assert checkpoints.steps(tmp_path) == [2, 5, 6]
 
 
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [(None, "cannot be read: No such file"), (b"a", "is damaged, cut off")],
-)
-def test_arrays_that_are_not_there_are_a_mistake(root, content, message):
-    (root / "20" / ARRAYS).unlink()
-    if content:
-        (root / "20" / ARRAYS).write_bytes(content)
-    with pytest.raises(ConfigError, match=f"{ARRAYS} {message}"):
-        _restored(root)
+@pytest.mark.parametrize("name", [ARRAYS, "manifest.json"])
+@pytest.mark.parametrize("harm", ["bit", "cut", "missing"])
+def test_damage_is_told_and_the_step_before_is_used(root, caplog, name, harm):
+    path = root / "20" / name
+    content = bytearray(path.read_bytes())
+    path.unlink()
+    if harm != "missing":
+        content[len(content) // 2] ^= harm == "bit"
+        path.write_bytes(content if harm == "bit" else content[:-9])
+    _assert_same(_restored(root), _tree(10))
+    assert "20 is damaged; the one before it is used" in caplog.text
+    with pytest.raises(ConfigError, match="20 is damaged; there are: 10, 20"):
+        checkpoints.read(root, 20)
+    checkpoints.save(root, 20, _tree(20))
+    _assert_same(_restored(root), _tree(20))
+    for step in ("10", "20"):
+        (root / step / ARRAYS).unlink()
+    with pytest.raises(ConfigError, match="All checkpoints in .* are damaged"):
+        checkpoints.newest(root)
 
 
 def test_files_have_the_mode_of_the_umask(tmp_path):

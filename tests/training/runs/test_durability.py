@@ -1,5 +1,6 @@
 """What a run promises: each property once. Faults of single files: test_checkpoints."""
 
+import io
 import itertools
 import json
 import multiprocessing
@@ -99,11 +100,21 @@ def test_an_interrupted_run_resumes_bit_for_bit(
         assert one == other or one["step"] == other["step"] == 15
 
 
-def test_a_checkpoint_that_cannot_be_read_changes_nothing(make_config, copy):
-    (copy / "checkpoints" / "30" / "arrays.safetensors").write_bytes(b"")
+@pytest.mark.parametrize("name", ["arrays.safetensors", "manifest.json"])
+def test_a_checkpoint_that_cannot_be_read_changes_nothing(
+    make_config, copy, monkeypatch, name
+):
+    open_file = io.open
+
+    def refuse(path, *arguments, **options):
+        if os.fspath(path).endswith(f"30/{name}"):
+            raise PermissionError(13, "Permission denied", os.fspath(path))
+        return open_file(path, *arguments, **options)
+
+    monkeypatch.setattr(io, "open", refuse)
     before = {path: path.stat().st_ino for path in copy.rglob("*")}
     config = make_config(training__steps=40)
-    with pytest.raises(ConfigError, match="30/arrays.safetensors is damaged"):
+    with pytest.raises(ConfigError, match=f"30/{name} cannot be read: Permission"):
         faults.train(config, copy, override_config=True)
     assert {path: path.stat().st_ino for path in copy.rglob("*")} == before
 
