@@ -2,7 +2,8 @@
 
 `<step>/arrays.safetensors` has the arrays, named by their paths in the tree, such as
 ".params['encoder/norm']['scale']"; `<step>/manifest.json` the step, its held-out loss
-and the sha256 of the arrays. Both are written to another folder, which then gets its name in one step.
+and the sha256 of the arrays. Both are written to another folder, which then gets its
+name in one step.
 """
 
 import hashlib
