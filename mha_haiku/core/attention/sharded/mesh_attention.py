@@ -276,7 +276,11 @@ class RingFold:
 
             init = _init(observation, log_sums.logsumexp, stay, go_round)
             row_sums, key_sums, head_sums = shardings.around(
-                self.mesh.shape[shardings.AXIS], meet, (stay, log_sums), go_round, init
+                self.mesh.shape[shardings.AXIS],
+                meet,
+                (stay, log_sums),
+                go_round,
+                tuple(init),
             )
             head_sums = jax.tree.map(lambda x: lax.psum(x, shardings.AXIS), head_sums)
             return Sums(row_sums, key_sums, head_sums)
