@@ -90,12 +90,7 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
     They come from a product and reach another, as in other forms of attention.
     """
     equations = _equations(jaxpr, constants)
-    found = list(_found(equations))
-    for equation in found:  # grows by what its entries are made of, up to products
-        makers = dict.fromkeys(x.maker for x in equation.inputs if x.is_made)
-        makers = [x for x in makers if x and x.name != "dot_general"]
-        found += [x for x in makers if x not in found]
-    known = {x.number for equation in found for x in equation.outputs}
+    known = {softmaxes.unshifted(x.inputs[0])[-1] for x in _found(equations)}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
     masses, shares, read_by = set(), set(), set()
@@ -103,11 +98,12 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
         if equation.is_marked:
             continue
         name, inputs = equation.name, {x.number for x in equation.inputs}
-        outputs = {x.number for x in equation.outputs} - known
+        outputs = {x.number for x in equation.outputs}
         if inputs & (masses | shares):
             read_by.add(name)
         if name in levels.EXPONENTIALS and equation.inputs[0].is_made:
-            masses |= outputs
+            is_known = not known.isdisjoint(softmaxes.unshifted(equation.inputs[0]))
+            masses |= set() if is_known else outputs
         elif name in _ENDING:
             continue
         elif inputs & shares or name == "div" and equation.inputs[0].number in masses:
@@ -146,16 +142,15 @@ def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
                 break
     # Queries and keys of scores that several softmaxes read, or that are computed again
     # for the sum, are not of one attention.
-    number = {x: x.outputs[0].number for x in equations if x.name == "dot_general"}
-    counts = collections.Counter(number[x.scored] for x in found.values())
-    counts += collections.Counter(number.values()) - collections.Counter(
-        {*number.values()}
-    )
+    counts = collections.Counter(x.scored.outputs[0].number for x in found.values())
+    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
+    again = collections.Counter(x.number for x in products if x.users)
     return {
         end: x
-        if counts[number[x.scored]] == 1
+        if counts[number] * again[number] == 1
         else x._replace(sites=[*map(_with_shared_scores, x.sites)])
         for end, x in found.items()
+        for number in [x.scored.outputs[0].number]
     }
 
 

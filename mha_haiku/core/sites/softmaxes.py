@@ -54,6 +54,15 @@ def found(axes: Axes, weights: Reached) -> Softmax | None:
     return Softmax(end, steps[:shares], scores, is_sigmoid) if shares else None
 
 
+def unshifted(value: Value) -> list[int]:
+    """Lists the numbers of a value and of the values that it is a shift of."""
+    numbers = [value.number]
+    while value.maker is not None and value.maker.name in (*levels.NEUTRAL, "sub"):
+        value = value.maker.inputs[0]
+        numbers.append(value.number)
+    return numbers
+
+
 def undropped(steps: list[Reached]) -> int:
     """Finds the step at which weights are mixed and masked, but not dropped out."""
     # Dropout is random, or zeros together with a scale:
@@ -135,12 +144,9 @@ def _is_total(axes: Axes, step: Reached, position: int, argument: Value) -> bool
     rows = set(axes.of(*step.axes)) - set(axes.of(*step.marks))
 
     def of_argument(equation: Equation, step: Reached) -> bool | None:
-        value = _exponential(equation, step) and equation.inputs[0]
-        while value is not None and value.number != argument.number:
-            maker = value.maker
-            is_shift = maker and maker.name in (*levels.NEUTRAL, "sub")
-            value = maker.inputs[0] if maker and is_shift else None
-        return value is not None or None
+        if _exponential(equation, step) is None:
+            return None
+        return argument.number in unshifted(equation.inputs[0]) or None
 
     def over_keys(equation: Equation, step: Reached) -> bool | None:
         is_sum = equation.name == "reduce_sum" and len(equation.params["axes"]) == 1
