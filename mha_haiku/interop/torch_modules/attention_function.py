@@ -323,6 +323,8 @@ def _deferred() -> type:
     import torchax.tensor  # pyright: ignore[reportMissingImports]
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
 
+    from mha_haiku.interop.torch_modules import torch_arrays
+
     class Deferred(torchax.tensor.Tensor):
         """A tensor that is computed when a program reads it, or whose mask is read."""
 
@@ -339,6 +341,7 @@ def _deferred() -> type:
             self._like, self._compute, self.mask = like, compute, mask
 
         _elem = functools.cached_property(lambda self: self._compute())
+        device = torch_arrays.Tensor.device
         shape = property(lambda self: torch.Size(self._like.shape))
         ndim = property(lambda self: len(self._like.shape))
         dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
