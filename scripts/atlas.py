@@ -78,9 +78,8 @@ _SIZES = {
 }
 _TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
-_RESNET = dict(
-    model_type="resnet", embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4
-)
+_RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[8] * 4)
+_RESNET["depths"] = [1] * 4
 _ONE, _THREE = (
     dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
     for x in (["stage4"], ["stage2", "stage3", "stage4"])
@@ -460,7 +459,8 @@ def table(found: dict[str, dict[str, Any]]) -> str:
     versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in names)
     groups = {x: [r for r in found.values() if r["verdict"] == x] for x in VERDICTS}
     lines = ["# Model types of transformers under `mh.wrap`", "", _TEXT, ""]
-    lines += [f"With {versions}:", "", "| verdict | types |", "|---|---|"]
+    lines += [f"{len(found)} types, with {versions}:", ""]
+    lines += ["| verdict | types |", "|---|---|"]
     lines += [f"| {x} | {len(group)} |" for x, group in groups.items()]
     for verdict, group in groups.items():
         by_key = collections.defaultdict(list)
