@@ -85,10 +85,10 @@ def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
     def changed(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(map(changed, value))
-        if isinstance(value, core.Jaxpr):
+        is_closed = isinstance(value, core.ClosedJaxpr)  # from jax 0.12 on all are
+        if isinstance(value, core.Jaxpr) and not is_closed:
             return changed(core.ClosedJaxpr(value, ())).jaxpr
-        is_program = isinstance(value, core.ClosedJaxpr)
-        if not is_program or not any(cuts.seeds(value.jaxpr, limit)):
+        if not is_closed or not any(cuts.seeds(value.jaxpr, limit)):
             return value
         if is_call:
             eqns = [_with_blocks_inside(x, limit) for x in value.jaxpr.eqns]
