@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +10,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import masks
 from mha_haiku.core.attention import AttentionMap, attend
-from mha_haiku.interop.torch_modules import attention_function
+from mha_haiku.interop.torch_modules import attention_function, conversion
 from mha_haiku.lab.text_maps import TextMaps
 
 _MASKED = -6e4  # lower biases stand for a mask; the lowest float16 is about -65,500
@@ -87,8 +86,7 @@ class Calls(Sequence):
         self, model: Any, layers: Sequence[int] | None, heads: Sequence[int] | None
     ):
         self._names = {
-            id(part): re.sub(r"\.(\d+)\b", r"_\1", name).replace(".", "/")
-            for name, part in model.named_modules()
+            id(part): conversion.site_of(name) for name, part in model.named_modules()
         }
         self._layers, self._heads = layers, None if heads is None else list(heads)
         self._parts: dict[str, _Part] = {}
@@ -152,7 +150,7 @@ class Calls(Sequence):
 
         def weighting(array: Callable) -> dict[str, Any]:
             return attention_function.weighting(
-                function, module, query, mask, options, array
+                function.__name__, module, query, mask, options, array
             )
 
         first_query = before if is_longer else 0

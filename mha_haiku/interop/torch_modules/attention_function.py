@@ -27,7 +27,7 @@ from mha_haiku.core.attention import implementations, normalizers, scores
 from mha_haiku.interop.torch_modules import environment
 
 _PLAIN = "eager", "sdpa"  # implementations
-_EAGER, _SDPA = (f"{name}_attention_forward" for name in _PLAIN)
+_EAGER, SDPA = (f"{name}_attention_forward" for name in _PLAIN)  # their functions
 _MOST_READ = 2**16  # numbers of a mask that is computed while tracing
 # What ours takes; windows are in the masks.
 _OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
@@ -44,14 +44,15 @@ _MASKS: dict[str, Callable[..., masks.Mask]] = {
 }
 
 
-def choose(module: Any) -> None:
-    """Sets what cannot be traced in a model of transformers to what can.
+def choose(module: Any) -> list[str]:
+    """Sets what cannot be traced in a model of transformers to what can; lists it.
 
     Those are kernels of attention, and products of experts whose sizes depend on the
     data. Plain attention and functions of the user are kept, for each config by itself.
     """
+    changes: dict[str, None] = {}
     if "transformers" not in sys.modules:
-        return
+        return []
     import transformers  # pyright: ignore[reportMissingImports]
     from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
 
@@ -59,17 +60,22 @@ def choose(module: Any) -> None:
         function = table._global_mapping.get(name)
         return function is not None and not _is_of_transformers(function)
 
+    has_experts = any("Experts" in type(x).__name__ for x in module.modules())
     for part in module.modules():
         config = getattr(part, "config", None)
         if not isinstance(config, transformers.PreTrainedConfig):
             continue
-        name = config._attn_implementation
+        name, experts = config._attn_implementation, config._experts_implementation
         interface = transformers.AttentionInterface
         if name not in (None, *_PLAIN) and not is_users(interface, name):
-            has_sdpa = bool(getattr(part, "_supports_sdpa", False))
-            config._attn_implementation_internal = _PLAIN[has_sdpa]
-        if not is_users(moe.ExpertsInterface, config._experts_implementation):
+            plain = _PLAIN[bool(getattr(part, "_supports_sdpa", False))]
+            config._attn_implementation_internal = plain
+            changes[f"attn {plain}, not {name}"] = None
+        if not is_users(moe.ExpertsInterface, experts):
             config._experts_implementation_internal = "batched_mm"
+            if has_experts and experts != "batched_mm":
+                changes[f"experts batched_mm, not {experts}"] = None
+    return [*changes]
 
 
 def _is_of_transformers(function: Any) -> bool:
@@ -85,18 +91,15 @@ def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
     """
     import transformers  # pyright: ignore[reportMissingImports]
 
-    interface = transformers.AttentionInterface
-    look_up = interface.get_interface
+    look_up = transformers.AttentionInterface.get_interface
 
     def get_interface(self: Any, name: str, default: Callable) -> Callable:
         function = look_up(self, name, default)
         return change(function) if _is_of_transformers(function) else function
 
-    interface.get_interface = get_interface  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    owner = transformers.AttentionInterface
+    with environment.swapped(owner, look_up.__name__, get_interface):
         yield
-    finally:
-        interface.get_interface = look_up
 
 
 @contextlib.contextmanager
@@ -109,22 +112,22 @@ def replaced() -> Iterator[None]:
 
     table = transformers.AttentionMaskInterface._global_mapping
     attention = transformers.AttentionInterface._global_mapping
-    before = {name: table[name] for name in _PLAIN}
-    for name, function in before.items():
-        if _is_of_transformers(function) and (
-            name not in attention or _is_of_transformers(attention[name])
-        ):
-            table[name] = functools.partial(_lazy_mask, function)
 
     def change(function: Callable) -> Callable:
-        is_plain = getattr(function, "__name__", "") in (_EAGER, _SDPA)
+        is_plain = getattr(function, "__name__", "") in (_EAGER, SDPA)
         return functools.partial(_attend, function) if is_plain else function
 
-    try:
-        with looked_up(change):
-            yield
-    finally:
-        table.update(before)
+    with contextlib.ExitStack() as stack:
+        for name in _PLAIN:
+            if all(
+                map(
+                    _is_of_transformers, (table[name], attention.get(name, table[name]))
+                )
+            ):
+                lazy = functools.partial(_lazy_mask, table[name])
+                stack.enter_context(environment.swapped(table, name, lazy))
+        stack.enter_context(looked_up(change))
+        yield
 
 
 def _attend(
@@ -140,7 +143,10 @@ def _attend(
 
     Queries are `[B, H, T, K]`; returns heads `[B, T, H, V]` and weights.
     """
+    name = function.__name__
     read = inspect.signature(function).parameters.keys() - _OPTIONS
+    # A bias is added to scores by blocks where eager attention is recognized.
+    read -= {"position_bias"} if name == SDPA else set()
     batch, num_heads, _, size = query.shape
     _, groups, num_keys, _ = key.shape
     if (
@@ -158,7 +164,7 @@ def _attend(
     mask = getattr(attention_mask, "mask", None)
     if mask is not None:
         attention_mask = None
-    terms = weighting(function, module, query, attention_mask, options, env.t2j_iso)
+    terms = weighting(name, module, query, attention_mask, options, env.t2j_iso)
     terms = terms if mask is None else terms | {"mask": mask}
     heads, map_ = implementations.attend(*arrays, **terms)
     weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
@@ -166,7 +172,7 @@ def _attend(
 
 
 def weighting(
-    function: Callable,
+    name: str,
     module: Any,
     query: Any,
     attention_mask: Any,
@@ -176,17 +182,17 @@ def weighting(
     """Returns what `attend` takes for a call of a function of transformers.
 
     Args:
+      name: The name of the function.
       attention_mask: `[B, H, T, S]` of booleans or floats, `[B, S]` of a flash kernel.
       array: Converts a tensor.
     """
     length, size = query.shape[-2:]
-    is_eager = function.__name__ == _EAGER
+    is_eager, is_kernel = name == _EAGER, name not in (_EAGER, SDPA)
     scale = options.get("scaling")
     scale = size**-0.5 if scale is None else float(scale)
     mask, biases = masks.full(), []
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    is_kernel = function.__name__ not in (_EAGER, _SDPA)
     has_mask = is_eager or attention_mask is not None and not is_kernel
     if is_causal and not has_mask and length > 1:
         mask = masks.causal()
@@ -202,7 +208,7 @@ def weighting(
             biases.append(whole)  # eager adds booleans, too
     if options.get("position_bias") is not None:
         biases.append(array(options["position_bias"]))
-    sinks = options.get("s_aux") if function.__name__ != _SDPA else None
+    sinks = options.get("s_aux") if name != SDPA else None
     return {
         "mask": mask,
         "bias": sum(biases[1:], biases[0]).astype(jnp.float32) if biases else None,

@@ -8,11 +8,11 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,7 +30,6 @@ _OF_GRADIENTS = 10  # times as much
 _SMALLEST = 1e-2  # of all gradients: smaller ones are rounding, as of biases of keys
 _FELT = 16  # times what rounded parameters change in torch is no difference
 _HIDDEN = 1e30  # and more stands for infinity
-_FIRST = "output"  # the logits, or else the first output
 
 _Arrays = dict[str, np.ndarray]
 
@@ -106,8 +105,10 @@ class Certifier:
 
     def see(
         self, inputs: Mapping[str, Any], counted: Sequence[Any], *, always: bool = False
-    ) -> Certificate:
+    ) -> Certificate | None:
         """Compares both on inputs of the function, if none of their kind were compared.
+
+        Without `always`, only a strict certifier compares, and outside of `jax.jit`.
 
         Args:
           inputs: By the function's keywords; None where there are none.
@@ -117,7 +118,11 @@ class Certifier:
         Raises:
           ValueError: If they differ, and the certifier is strict.
         """
-        given = {name: np.asanyarray(x) for name, x in inputs.items() if x is not None}
+        given = {name: x for name, x in inputs.items() if x is not None}
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in given.values())
+        if is_traced or not (always or self.is_strict):
+            return None
+        given = {name: np.asanyarray(x) for name, x in given.items()}
         key = frozenset(  # sizes of as many bits are of a kind
             (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
         )
@@ -154,51 +159,46 @@ class _Call(NamedTuple):
             return
         has_slopes = always or size <= MOST_WITH_GRADIENTS
         try:
-            wanted, slopes = self.by_torch(has_slopes)
+            expected = self.by_torch(has_slopes)
         except Exception as error:  # of somebody's module, on these inputs
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             yield Row("outputs", "not compared", f"torch raises {reason}")
             return
         outputs, heads = self.looked()
         parts = [x.rpartition("/")[0] for x in heads if x.endswith("map")]
-        changes = self.differences(outputs, wanted)
-        of_slopes = self.differences(self.slopes(slopes), slopes, floor=_SMALLEST)
+        outputs, slopes = self.far((outputs, self.slopes(expected[1])), expected)
         limits = [self.tolerance, _OF_GRADIENTS * self.tolerance]
-        if _most(changes) > limits[0] or _most(of_slopes) > limits[1]:
-            if _most(self.differences(self.by_torch(seed=1)[0], wanted)) > limits[0]:
+        if _most(outputs) > limits[0] or _most(slopes) > limits[1]:
+            felt = self.far(self.by_torch(has_slopes, again=True), expected)
+            limits = [
+                max(x, _FELT * _most(y)) for x, y in zip(limits, felt, strict=True)
+            ]
+            is_inside = _most(outputs) <= limits[0] and _most(slopes) <= limits[1]
+            if is_inside and _most(felt[0]) > self.tolerance:
                 note = "torch differs from itself: it is random"
                 yield Row("outputs", "not compared", note)
                 yield from self.facts(parts)
                 return
-            rounded = self.by_torch(has_slopes, is_rounded=True)
-            felt = self.differences(rounded[0], wanted)
-            slopes_felt = self.differences(rounded[1], slopes, floor=_SMALLEST)
-            limits = [
-                max(x, _FELT * _most(y))
-                for x, y in zip(limits, (felt, slopes_felt), strict=True)
-            ]
-        note = checks.listed([*changes])
-        if _most(changes) > limits[0]:
-            name = next(x for x, y in changes.items() if y > limits[0])
+        note = checks.listed([*outputs])
+        if _most(outputs) > limits[0]:
+            name = next(x for x, y in outputs.items() if y > limits[0])
             note = f"{name}; the first site that differs: {self.first_site()}"
-        yield _row("outputs", changes, limits[0], note)
+        yield _row("outputs", outputs, limits[0], note)
         if parts:
             of_maps = {x: _of_map(heads, x) for x in parts}
-            layers = f"{len(parts)} layer{'s' * (len(parts) > 1)}"
-            note = f"weights times values are the heads, {layers}"
+            note = f"weights times values are the heads, {len(parts)} layers"
             if _most(of_maps) > self.tolerance:
                 worst = max(of_maps, key=of_maps.__getitem__)
                 note = f"weights times values are not the heads of {worst}"
             yield _row("maps", of_maps, self.tolerance, note)
-        note = f"{len(slopes)} parameters"
-        if not slopes:
+        if slopes:
+            far = [x for x, y in slopes.items() if y > limits[1]]
+            note = f"those after {far[-1]} are equal" if far else ""
+            yield _row("gradients", slopes, limits[1], note)
+        else:
             limit = f"more than {MOST_WITH_GRADIENTS:.0e} parameters x positions"
             note = "torch gives none" if has_slopes else limit
             yield Row("gradients", "not compared", note)
-        else:
-            far = [x for x, y in of_slopes.items() if y > limits[1]]
-            note = f"those after {far[-1]} are equal" if far else note
-            yield _row("gradients", of_slopes, limits[1], note)
         yield from self.facts(parts)
 
     # --- Both runs
@@ -210,13 +210,13 @@ class _Call(NamedTuple):
         self,
         has_slopes: bool = False,
         *,
-        is_rounded: bool = False,
-        seed: int = 0,
+        again: bool = False,
         watch: Callable[[str, Any], None] | None = None,
     ) -> tuple[_Arrays, _Arrays]:
         """Computes the outputs, and the gradients of a random sum of the first one.
 
-        Parameters may have noise, as large as their rounding.
+        `again` draws other random numbers, and adds noise to parameters, as large as
+        their rounding.
         """
         import torch  # pyright: ignore[reportMissingImports]
         from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
@@ -229,26 +229,26 @@ class _Call(NamedTuple):
         def tensor(x: Any) -> Any:
             if not isinstance(x, np.ndarray | jax.Array):
                 return x
-            kind = np.asarray(x).dtype.kind
-            dtype = {"b": torch.bool, "i": torch.long, "u": torch.long}.get(kind)
-            x = np.array(x, None if dtype else np.float32)
-            return torch.as_tensor(x, device=like.device).to(dtype or like.dtype)
+            dtypes = {"b": torch.bool, "f": like.dtype}
+            array = _array(x)
+            dtype = dtypes.get(array.dtype.kind, torch.long)
+            return torch.as_tensor(array).to(like.device, dtype)
 
         args, given = _pytree.tree_map(tensor, self.arguments())
         buffers = {x: y.clone() for x, y in module.named_buffers()}
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
+            torch.manual_seed(again)
             for name, x in floats.items():
-                if is_rounded:
+                if again:
                     x = x * (1 + torch.finfo(x.dtype).eps * torch.randn_like(x))
                 floats[name] = x.requires_grad_(has_slopes)
-            torch.manual_seed(seed)
             with _watched(module, watch):
                 output = torch.func.functional_call(
                     module, params | floats | buffers, args, given
                 )
-            found, slopes = _tensors(output), {}
-            first = found.get(_FIRST)
+            outputs, slopes = conversion.tensors_of(output), []
+            first = outputs.get(conversion.FIRST)
             if has_slopes and first is not None and first.requires_grad:
                 weights = torch.as_tensor(self.weights(first.shape), device=like.device)
                 slopes = torch.autograd.grad(
@@ -257,19 +257,18 @@ class _Call(NamedTuple):
                     allow_unused=True,
                     materialize_grads=True,
                 )
-                slopes = dict(zip(floats, slopes, strict=True))
-        # In their order, which a tree would lose.
-        found, slopes = ({x: _array(y) for x, y in z.items()} for z in (found, slopes))
-        return found, slopes
+        # Slopes may be missing. In their order, which a tree would lose.
+        pairs = outputs.items(), zip(floats, slopes, strict=False)
+        outputs, slopes = ({x: _array(y) for x, y in z} for z in pairs)
+        return outputs, slopes
 
-    def run(self, params: Any, inputs: _Arrays, *, read: Callable) -> Any:
+    def run(self, params: Any, inputs: _Arrays, *, read: Callable | None = None) -> Any:
         function = functools.partial(self.module.pair.run, read=read)
         return sites.blockwise(function)(mark_parameters(params), **inputs)
 
     def looked(self) -> tuple[_Arrays, dict[str, Any]]:
         """Computes the outputs of the copy, and its maps, values and heads."""
-        run = functools.partial(self.run, read=_tensors)
-        looked = sites.look(run, ["*/map", "*/value", "*/heads"], strict=False)
+        looked = sites.look(self.run, ["*/map", "*/value", "*/heads"], strict=False)
         outputs, heads = looked(self.module.params, self.inputs)
         return jax.tree.map(_array, outputs), heads
 
@@ -278,7 +277,7 @@ class _Call(NamedTuple):
         params = self.module.params
 
         def total(chosen: Any) -> jax.Array:
-            first = self.run(params | chosen, self.inputs, read=conversion.first_of)
+            first = self.run(params | chosen, self.inputs)[conversion.FIRST]
             return (first.astype(jnp.float32) * self.weights(first.shape)).sum()
 
         chosen = {name: params[name] for name in names}
@@ -286,8 +285,8 @@ class _Call(NamedTuple):
 
     def first_site(self) -> str:
         """Names the first module, in the order of torch's run, whose output differs."""
-        wanted: _Arrays = {}
-        self.by_torch(watch=lambda name, x: wanted.update({name: _array(x)}))
+        expected: _Arrays = {}
+        self.by_torch(watch=lambda name, x: expected.update({name: _array(x)}))
 
         def seen(*args: Any) -> Any:
             values: dict[str, Any] = {}
@@ -295,8 +294,8 @@ class _Call(NamedTuple):
             with _watched(self.module.pair.copy, watch):
                 return self.run(*args, read=lambda output: values)
 
-        found = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
-        far = self.differences(found, wanted).items()
+        results = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
+        far = self.differences(results, expected).items()
         names = (x.partition("#")[0] for x, y in far if y > self.tolerance)
         return next(names, "none of its modules, but what it makes of them")
 
@@ -323,65 +322,60 @@ class _Call(NamedTuple):
                     marks = marks & rows.reshape(*rows.shape, *later)
         return marks
 
+    def far(
+        self, results: tuple[_Arrays, _Arrays], expected: tuple[_Arrays, _Arrays]
+    ) -> tuple[dict[str, float], dict[str, float]]:
+        """Finds the differences of outputs, and of gradients."""
+        (outputs, slopes), (like, like_slopes) = results, expected
+        return self.differences(outputs, like), self.differences(
+            slopes, like_slopes, floor=_SMALLEST
+        )
+
     def differences(
-        self, found: Mapping[str, Any], wanted: _Arrays, *, floor: float = 0
+        self, results: Mapping[str, Any], expected: _Arrays, *, floor: float = 0
     ) -> dict[str, float]:
         """Finds the largest differences, as shares of the arrays' largest numbers.
 
         An array's largest number counts as at least the share `floor` of all.
         """
-        scales = {name: _scale(x) for name, x in wanted.items()}
+        scales = {name: _scale(x) for name, x in expected.items()}
         least = max(1e-30, floor * max(scales.values(), default=0))
         return {
-            name: _far(found[name], x, self.counts(x.shape)) / max(scales[name], least)
-            for name, x in wanted.items()
-            if name in found
+            name: _far(results[name], x, self.counts(x.shape))
+            / max(scales[name], least)
+            for name, x in expected.items()
+            if name in results
         }
 
     # --- Remarks
 
     def facts(self, parts: Sequence[str]) -> Iterator[Row]:
         """Says what the copy changed, and which layers have no map, and why."""
-        original, copy, _, _ = self.module.pair
-        changes, lacking = {}, []
-        has_experts = any("Experts" in type(x).__name__ for x in original.modules())
-        for both in zip(original.modules(), copy.modules(), strict=True):
-            for what in ("attn", "experts")[: 1 + has_experts]:
-                before, after = (
-                    getattr(getattr(x, "config", None), f"_{what}_implementation", None)
-                    for x in both
-                )
-                if before != after:
-                    changes[f"{what} {after}, not {before}"] = None
-        _, given = self.arguments()
-        changes |= {"no cache": None} if given.get("use_cache") is False else {}
-        yield Row("copy", "", "; ".join(changes) or "nothing is changed")
-        for name, part in original.named_modules():
-            layers = dict(part.named_children())
-            has = {
-                x: any(f"{y}/".startswith(f"{_site(f'{name}.{x}')}/") for y in parts)
-                for x in layers
-                if x.isdigit()
+        changes = "; ".join(self.module.pair.changes)
+        yield Row("copy", "", changes or "nothing is changed")
+        lacking = []
+        for name, part in self.module.pair.original.named_modules():
+            inside = {
+                number: [f"{x} ({type(y).__name__})" for x, y in layer.named_children()]
+                for number, layer in part.named_children()
+                if number.isdigit()
             }
-            is_inside = any(map(str.isdigit, name.split(".")))  # of a layer
-            if any(has.values()) and not all(has.values()) and not is_inside:
-                lacking.append(f"{_site(name)} {_without(layers, has)}")
+            bare, usual = list(inside), []
+            for number in inside:
+                path = f"{conversion.site_of(f'{name}.{number}')}/"
+                if any(f"{x}/".startswith(path) for x in parts):
+                    bare.remove(number)
+                    usual += inside[number]
+            is_layer = any(map(str.isdigit, name.split(".")))
+            if bare and usual and not is_layer:
+                others = [x for y in bare for x in inside[y] if x not in usual]
+                why = (
+                    checks.listed([*dict.fromkeys(others)]) if others else "no softmax"
+                )
+                numbers = f"{conversion.site_of(name)} {', '.join(bare)}"
+                lacking.append(f"{numbers} without attention: {why}")
         whole = "each has a map" if parts else "no attention is recognized"
         yield Row("layers", "", "; ".join(lacking) or whole)
-
-
-def _without(layers: Mapping[str, Any], has: Mapping[str, bool]) -> str:
-    """Lists the layers without a map, and their parts that no layer with a map has."""
-    inside = {x: dict(layers[x].named_children()) for x in has}
-    usual = {y for x, parts in inside.items() if has[x] for y in parts}
-    others = {
-        f"{name} ({type(part).__name__})": None
-        for x, parts in inside.items()
-        for name, part in parts.items()
-        if not has[x] and name not in usual
-    }
-    why = checks.listed([*others]) if others else "no softmax"
-    return f"{', '.join(x for x in has if not has[x])} without attention: {why}"
 
 
 def _most(differences: Mapping[str, float]) -> float:
@@ -429,23 +423,6 @@ def _array(x: Any) -> np.ndarray:
     return np.array(x, np.float32 if is_float else None)
 
 
-def _tensors(output: Any) -> dict[str, Any]:
-    """Names the tensors of a module's result; its first output comes first."""
-    import torch  # pyright: ignore[reportMissingImports]
-    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
-
-    first = conversion.first_of(output)
-    others, _ = _pytree.tree_flatten_with_path(output)
-    others = {_pytree.keystr(path): x for path, x in others if x is not first}
-    found = {_FIRST: first} | others
-    return {x: y for x, y in found.items() if isinstance(y, torch.Tensor)}
-
-
-def _site(name: str) -> str:
-    """Makes the path of the sites of a module."""
-    return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")
-
-
 @contextlib.contextmanager
 def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[None]:
     """Watches the floats of inner modules' outputs, by the name `site#call output`."""
@@ -453,9 +430,9 @@ def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[
 
     def seen(name: str, part: Any, inputs: Any, output: Any) -> None:
         calls[name] += 1
-        for key, x in _tensors(output).items():
+        for key, x in conversion.tensors_of(output).items():
             if watch and x.is_floating_point():
-                watch(f"{_site(name)}#{calls[name]} {key}", x)
+                watch(f"{conversion.site_of(name)}#{calls[name]} {key}", x)
 
     for name, part in module.named_modules():
         if watch and name:

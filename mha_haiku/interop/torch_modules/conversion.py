@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.core.sites import jaxprs, traces
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
@@ -30,6 +32,9 @@ _UNREADABLE = (
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 
 
+FIRST = "output"  # among a module's outputs: the logits, or else the first one
+
+
 class Pair(NamedTuple):
     """A PyTorch module as it came, and the copy that runs in JAX."""
 
@@ -37,9 +42,10 @@ class Pair(NamedTuple):
     copy: Any
     # From inputs and keywords, as of a `TorchModule`, to arguments of the module.
     arguments: Callable[..., tuple[tuple, dict[str, Any]]]
-    # The function of a `TorchModule`, by keyword `read` for what is returned of the
-    # module's result.
+    # The function of a `TorchModule`, which returns all tensors of the module's result,
+    # or what its keyword `read` reads of it.
     run: Callable[..., Any]
+    changes: list[str]  # what is set in the copy
 
 
 class TorchModule(NamedTuple):
@@ -88,12 +94,13 @@ def convert(module: Any) -> TorchModule:
         _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
         for _ in range(2)
     )
-    attention_function.choose(module)
+    changes = attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main: Any = getattr(module, "main_input_name", None)
     main = main if main in known else first or main or _TOKENS
+    changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
     params, function = _as_function(module, torch_environment)
 
@@ -131,17 +138,17 @@ def convert(module: Any) -> TorchModule:
     def run(
         params: Mapping[str, jax.Array],
         *inputs: Any,
-        read: Any = first_of,
+        read: Callable[[Any], Any] | None = None,
         **given: Any,
-    ):
+    ) -> Any:
         args, given = arguments(*inputs, **given)
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             return function(params, args, given, read)
 
-    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any):
-        return run(params, *inputs, **given)
+    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any) -> Any:
+        return run(params, *inputs, **given)[FIRST]
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -152,7 +159,7 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
-        Pair(original, module, arguments, run),
+        Pair(original, module, arguments, run, changes),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -197,9 +204,10 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments, keywords, and what reads the result. Tensors
-    are parameters and buffers, each once, and attributes. What a module computes, such
-    as a parametrized weight, is none.
+    The function takes tensors, arguments, keywords, and what reads the result; None:
+    all its tensors, by a program that is traced once for each kind of arguments.
+    Tensors are parameters and buffers, each once, and attributes. What a module
+    computes, such as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -215,23 +223,35 @@ def _as_function(
     fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    def run(
-        params: Mapping[str, jax.Array],
-        args: tuple,
-        given: dict[str, Any],
-        read: Callable[[Any], Any],
-    ):
+    programs: dict[Any, tuple] = {}
+
+    def traced(params: Any, args: tuple, given: dict, read: Any = tensors_of) -> Any:
         tensor = functools.partial(_tensor, torch_environment)
         inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
         try:
             with torch_environment.running(), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
                 every |= torch_environment.j2t_iso(dict(params))
-                found = torch.func.functional_call(module, every, *inputs)
-                found = torch_environment.t2j_iso(read(found))
+                results = torch.func.functional_call(module, every, *inputs)
+                results = torch_environment.t2j_iso(read(results))
         except (*_UNREADABLE, torch_environment.missing) as cause:
             raise host_values.error(module, cause, (args, given)) from None
-        return jax.tree.map(_narrow, found)
+        return jax.tree.map(_narrow, results)
+
+    def run(
+        params: Mapping[str, jax.Array], args: tuple, given: dict, read: Any
+    ) -> Any:
+        whole = dict(params), args, given
+        if read is not None:
+            return traced(*whole, read)
+        leaves, structure = jax.tree.flatten(whole)
+        arrays = [x for x in leaves if traces.is_array(x)]
+        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
+        key = structure, jax.config.jax_enable_x64, *kinds
+        if key not in programs:
+            programs[key] = traces.trace(traced, whole, {})
+        closed, _, _, results = programs[key]
+        return results(jaxprs.bound(closed, arrays))
 
     return torch_environment.t2j_copy(arrays), run
 
@@ -303,3 +323,20 @@ def first_of(output: Any) -> Any:
         return output
     values = {name: x for name, x in output.items() if x is not None}
     return first_of(values.get("logits", next(iter(values.values()), None)))
+
+
+def tensors_of(output: Any) -> dict[str, Any]:
+    """Names the tensors of a module's result; its first output comes first."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
+
+    first = first_of(output)
+    others, _ = _pytree.tree_flatten_with_path(output)
+    others = {_pytree.keystr(path): x for path, x in others if x is not first}
+    tensors = {FIRST: first} | others
+    return {x: y for x, y in tensors.items() if isinstance(y, torch.Tensor)}
+
+
+def site_of(name: str) -> str:
+    """Makes the path of the sites of a module."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")

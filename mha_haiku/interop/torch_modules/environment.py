@@ -2,7 +2,7 @@
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, MutableMapping
 from typing import Any
 
 from mha_haiku.core import checks
@@ -28,10 +28,13 @@ def environment() -> Any:
         _define_dropped()
         # torchax renames torch's backend for devices of others, by which torch then
         # takes every process for one that has such a device.
-        renames = torch.utils, "rename_privateuse1_backend"
-        registers = torch, "_register_device_module"
-        sets = torch.backends.mha, "set_fastpath_enabled"
-        with _without(*renames), _without(*registers), _without(*sets):
+        with contextlib.ExitStack() as stack:
+            for function in (
+                (torch.utils, "rename_privateuse1_backend"),
+                (torch, "_register_device_module"),
+                (torch.backends.mha, "set_fastpath_enabled"),
+            ):
+                stack.enter_context(swapped(*function, lambda *_: None))
             import torchax.interop  # noqa: F401  # pyright: ignore
         from mha_haiku.interop.torch_modules import torch_arrays
     except ImportError as error:
@@ -43,14 +46,19 @@ def environment() -> Any:
 
 
 @contextlib.contextmanager
-def _without(owner: Any, name: str) -> Iterator[None]:
-    """Enters a context in which a function does nothing."""
-    function = getattr(owner, name)
-    setattr(owner, name, lambda *_: None)
+def swapped(owner: Any, name: str, value: Any) -> Iterator[None]:
+    """Enters a context in which an attribute or an item of a mapping is another."""
+    is_mapping = isinstance(owner, MutableMapping)
+    put = owner.__setitem__ if is_mapping else functools.partial(setattr, owner)
+    before = (owner if is_mapping else vars(owner)).get(name)
+    put(name, value)
     try:
         yield
     finally:
-        setattr(owner, name, function)
+        if before is None:
+            del owner[name]
+        else:
+            put(name, before)
 
 
 @functools.cache  # torch crashes where what is defined is dropped again
