@@ -132,7 +132,7 @@ FAULTS = {
 def _changed(module, change):
     """A subject whose copy is changed, as if it had been converted wrongly."""
     subject = mh.wrap(module)
-    change(subject.certifier.module.pair.copy)
+    change(subject.certifier.module.copy)
     return subject
 
 
@@ -219,7 +219,7 @@ def test_rounding_is_no_fault(dtype):
 
 def test_check_false_goes_on_and_still_tells():
     subject = mh.wrap(Function(_plain), check=False)
-    subject.certifier.module.pair.copy.function = lambda _, x: x + 1
+    subject.certifier.module.copy.function = lambda _, x: x + 1
     assert subject.logits(TOKENS).shape == (B, T, D)
     found = subject.check(TOKENS)
     assert found.verdict == "differs" and "NOT" in str(found)

@@ -44,6 +44,9 @@ _MASKS: dict[str, Callable[..., masks.Mask]] = {
 }
 
 
+_BOTH = {"and_masks": operator.and_, "or_masks": operator.or_}
+
+
 def choose(module: Any) -> list[str]:
     """Sets what cannot be traced in a model of transformers to what can; lists it.
 
@@ -119,11 +122,8 @@ def replaced() -> Iterator[None]:
 
     with contextlib.ExitStack() as stack:
         for name in _PLAIN:
-            if all(
-                map(
-                    _is_of_transformers, (table[name], attention.get(name, table[name]))
-                )
-            ):
+            functions = table[name], attention.get(name, table[name])
+            if all(map(_is_of_transformers, functions)):
                 lazy = functools.partial(_lazy_mask, table[name])
                 stack.enter_context(environment.swapped(table, name, lazy))
         stack.enter_context(looked_up(change))
@@ -168,7 +168,7 @@ def _attend(
     terms = terms if mask is None else terms | {"mask": mask}
     heads, map_ = implementations.attend(*arrays, **terms)
     weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
-    return env.j2t_iso(heads), _deferred()(weights, map_.weights)
+    return env.j2t_iso(heads), env.deferred(weights, env, map_.weights)
 
 
 def weighting(
@@ -227,9 +227,8 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
         for offset in (options.get(name, 0) for name in ("q_offset", "kv_offset"))
     ):
         return function(**options)
-    batch_size, num_queries, num_keys = (
-        options[name] for name in ("batch_size", "q_length", "kv_length")
-    )
+    batch_size, num_keys = options["batch_size"], options["kv_length"]
+    num_queries = options["q_length"]
     mask_function: Any = options["mask_function"]
     padding: Any = options.get("attention_mask")
     if padding is not None:
@@ -249,32 +248,27 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
 
     def whole() -> jax.Array:
         traced = [isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask)]
-        if any(traced) or num_queries * num_keys > _MOST_READ:
-            return computed()
-        with jax.ensure_compile_time_eval():  # models read them
-            return computed()
+        is_read = not any(traced) and num_queries * num_keys <= _MOST_READ  # by models
+        with jax.ensure_compile_time_eval() if is_read else contextlib.nullcontext():
+            seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
+            if is_bias:
+                seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+            return jnp.broadcast_to(seen, like.shape)
 
-    def computed() -> jax.Array:
-        seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
-        if is_bias:
-            seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
-        return jnp.broadcast_to(seen, like.shape)
-
-    return _deferred()(like, whole, mask)
+    env = environment.environment()
+    return env.deferred(like, env, whole, mask)
 
 
 def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
     """Converts a mask function of transformers to a mask."""
     parts = inspect.getclosurevars(function).nonlocals
     kind = function.__qualname__.partition(".")[0]
-    if not _is_of_transformers(function):
-        return _OfIndices.of(function, batch_size)
+    kind = kind if _is_of_transformers(function) else ""
     if kind in _MASKS:
         return _MASKS[kind](**parts)
-    if kind in ("and_masks", "or_masks"):
-        both = operator.and_ if kind == "and_masks" else operator.or_
+    if kind in _BOTH:
         made = (_as_mask(part, batch_size) for part in parts["mask_functions"])
-        return functools.reduce(both, made)
+        return functools.reduce(_BOTH[kind], made)
     if kind != "padding_mask_function":
         return _OfIndices.of(function, batch_size)
     seen = environment.environment().t2j_iso(parts["padding_mask"])
@@ -318,42 +312,3 @@ class _OfIndices(masks.Mask):
     def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
         del head
         return dataclasses.replace(self, example=tiles.at_batch(self.example, example))
-
-
-@functools.cache
-def _deferred() -> type:
-    """Makes the class of tensors whose numbers are computed when they are read."""
-    import torch  # pyright: ignore[reportMissingImports]
-    import torchax.tensor  # pyright: ignore[reportMissingImports]
-    from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
-
-    class Deferred(torchax.tensor.Tensor):
-        """A tensor that is computed when a program reads it, or whose mask is read."""
-
-        def __new__(cls, like: jax.ShapeDtypeStruct, *_: Any):
-            return super().__new__(cls, like, environment.environment())
-
-        def __init__(
-            self,
-            like: jax.ShapeDtypeStruct,
-            compute: Callable[[], jax.Array],
-            mask: masks.Mask | None = None,
-        ):
-            self._env = environment.environment()
-            self._like, self._compute, self.mask = like, compute, mask
-
-        _elem = functools.cached_property(lambda self: self._compute())
-        shape = property(lambda self: torch.Size(self._like.shape))
-        ndim = property(lambda self: len(self._like.shape))
-        dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
-
-        def __getitem__(self, index: Any) -> Any:
-            pairs = zip(index, self.shape, strict=False)
-            # All of it, as of mask[:, :, :, :num_keys].
-            is_whole = isinstance(index, tuple) and all(
-                isinstance(part, slice) and part.indices(size) == (0, size, 1)
-                for part, size in pairs
-            )
-            return self if is_whole else super().__getitem__(index)
-
-    return Deferred

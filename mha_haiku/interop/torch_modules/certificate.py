@@ -8,7 +8,7 @@ import contextlib
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -26,7 +26,7 @@ MOST, MOST_WITH_GRADIENTS = 2**36, 2**31
 
 # The largest difference, as a share of an array's largest number, by bytes of a number.
 _TOLERANCES = {2: 3e-2, 4: 1e-4, 8: 1e-4}
-_OF_GRADIENTS = 10  # times as much
+_TIMES = {"gradients": 10}  # as much
 _SMALLEST = 1e-2  # of all gradients: smaller ones are rounding, as of biases of keys
 _FELT = 16  # times what rounded parameters change in torch is no difference
 _HIDDEN = 1e30  # and more stands for infinity
@@ -55,8 +55,8 @@ class Certificate(Result):
 
         Function, tokens (2, 5): what is shown is what torch computes
           outputs    equal         7.9e-08  output
-          maps       equal         0.0e+00  weights times values are the heads, 1 layer
-          gradients  equal         3.1e-07  5 parameters
+          maps       equal         0.0e+00  weights times values, and heads, of layer
+          gradients  equal         3.1e-07  embed.weight, first.weight and first.bias
           copy                              nothing is changed
           layers                            each has a map
     """
@@ -75,10 +75,10 @@ class Certificate(Result):
     @property
     def title(self) -> str:
         """The module, the call and the verdict."""
-        shown = "what is shown is {}what torch computes"
-        said = {"equal": shown.format(""), "differs": shown.format("NOT ")}
-        verdict = said.get(self.verdict, "not compared with torch")
-        return f"{self.name}, {self.call}: {verdict}"
+        said = {"not compared": "not compared with torch"}
+        negation = "NOT " if self.verdict == "differs" else ""
+        usual = f"what is shown is {negation}what torch computes"
+        return f"{self.name}, {self.call}: {said.get(self.verdict, usual)}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each part of the comparison."""
@@ -106,17 +106,10 @@ class Certifier:
     def see(
         self, inputs: Mapping[str, Any], counted: Sequence[Any], *, always: bool = False
     ) -> Certificate | None:
-        """Compares both on inputs of the function, if none of their kind were compared.
+        """Compares both on inputs of the function, by keyword; `counted` is no padding.
 
-        Without `always`, only a strict certifier compares, and outside of `jax.jit`.
-
-        Args:
-          inputs: By the function's keywords; None where there are none.
-          counted: `[B, T]` booleans of each side: which inputs are no padding.
-          always: Whether to compare anyway, whatever it costs.
-
-        Raises:
-          ValueError: If they differ, and the certifier is strict.
+        Without `always` only a strict certifier compares, outside of `jax.jit`, up to a
+        size, and once for each kind of inputs. It raises ValueError if they differ.
         """
         given = {name: x for name, x in inputs.items() if x is not None}
         is_traced = any(isinstance(x, jax.core.Tracer) for x in given.values())
@@ -127,12 +120,11 @@ class Certifier:
             (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
         )
         if always or key not in self.found:
-            call = _Call(self.module, given, list(map(np.asarray, counted)))
-            args, by_name = call.arguments()
+            args, by_name = self.module.arguments(**given)
             arrays = dict(zip(self.module.names, args, strict=False)) | by_name
             shapes = (f"{x} {np.shape(y)}" for x, y in arrays.items() if np.ndim(y))
-            lines = tuple(call.lines(always=always))
-            name = self.module.name
+            call = _Call(self.module, given, list(map(np.asarray, counted)))
+            lines, name = tuple(call.lines(always=always)), self.module.name
             self.found[key] = Certificate(name, ", ".join(shapes), lines)
         found = self.found[key]
         if self.is_strict and found.verdict == "differs":
@@ -164,47 +156,37 @@ class _Call(NamedTuple):
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             yield Row("outputs", "not compared", f"torch raises {reason}")
             return
-        outputs, heads = self.looked()
-        parts = [x.rpartition("/")[0] for x in heads if x.endswith("map")]
-        outputs, slopes = self.far((outputs, self.slopes(expected[1])), expected)
-        limits = [self.tolerance, _OF_GRADIENTS * self.tolerance]
-        if _most(outputs) > limits[0] or _most(slopes) > limits[1]:
-            felt = self.far(self.by_torch(has_slopes, again=True), expected)
-            limits = [
-                max(x, _FELT * _most(y)) for x, y in zip(limits, felt, strict=True)
-            ]
-            is_inside = _most(outputs) <= limits[0] and _most(slopes) <= limits[1]
-            if is_inside and _most(felt[0]) > self.tolerance:
+        results, products = self.by_copy(expected["gradients"])
+        far = self.differences(results, expected | {"maps": products})
+        limits = {x: _TIMES.get(x, 1) * self.tolerance for x in far}
+        if any(_most(far[x]) > limits[x] for x in expected):
+            felt = self.differences(self.by_torch(has_slopes, again=True), expected)
+            limits |= {x: max(limits[x], _FELT * _most(y)) for x, y in felt.items()}
+            is_inside = all(_most(far[x]) <= limits[x] for x in expected)
+            if is_inside and _most(felt["outputs"]) > self.tolerance:
+                far = {}
                 note = "torch differs from itself: it is random"
                 yield Row("outputs", "not compared", note)
-                yield from self.facts(parts)
-                return
-        note = checks.listed([*outputs])
-        if _most(outputs) > limits[0]:
-            name = next(x for x, y in outputs.items() if y > limits[0])
-            note = f"{name}; the first site that differs: {self.first_site()}"
-        yield _row("outputs", outputs, limits[0], note)
-        if parts:
-            of_maps = {x: _of_map(heads, x) for x in parts}
-            note = f"weights times values are the heads, {len(parts)} layers"
-            if _most(of_maps) > self.tolerance:
-                worst = max(of_maps, key=of_maps.__getitem__)
-                note = f"weights times values are not the heads of {worst}"
-            yield _row("maps", of_maps, self.tolerance, note)
-        if slopes:
-            far = [x for x, y in slopes.items() if y > limits[1]]
-            note = f"those after {far[-1]} are equal" if far else ""
-            yield _row("gradients", slopes, limits[1], note)
-        else:
-            limit = f"more than {MOST_WITH_GRADIENTS:.0e} parameters x positions"
-            note = "torch gives none" if has_slopes else limit
+        for part, differences in far.items():
+            beyond = [x for x, y in differences.items() if y > limits[part]]
+            note = checks.listed(beyond or [*differences])
+            if part == "maps":
+                note = f"weights times values, and heads, of {note}"
+            elif beyond and part == "gradients":
+                note = f"those after {beyond[-1]} are equal"
+            elif beyond:
+                note = f"{note}; the first site that differs: {self.first_site()}"
+            verdict = "differs" if beyond else "equal"
+            if differences:
+                yield Row(part, verdict, note, _most(differences))
+        if far and not far["gradients"]:
+            note = (
+                f"none, or more than {MOST_WITH_GRADIENTS:.0e} parameters x positions"
+            )
             yield Row("gradients", "not compared", note)
-        yield from self.facts(parts)
+        yield from self.facts(products)
 
     # --- Both runs
-
-    def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        return self.module.pair.arguments(**self.inputs)
 
     def by_torch(
         self,
@@ -212,7 +194,7 @@ class _Call(NamedTuple):
         *,
         again: bool = False,
         watch: Callable[[str, Any], None] | None = None,
-    ) -> tuple[_Arrays, _Arrays]:
+    ) -> dict[str, _Arrays]:
         """Computes the outputs, and the gradients of a random sum of the first one.
 
         `again` draws other random numbers, and adds noise to parameters, as large as
@@ -221,7 +203,7 @@ class _Call(NamedTuple):
         import torch  # pyright: ignore[reportMissingImports]
         from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
-        module = self.module.pair.original
+        module = self.module.original
         params = {x: y.detach() for x, y in module.named_parameters()}
         floats = {x: y for x, y in params.items() if y.is_floating_point()}
         like = next(iter(floats.values()), torch.ones(()))
@@ -229,12 +211,12 @@ class _Call(NamedTuple):
         def tensor(x: Any) -> Any:
             if not isinstance(x, np.ndarray | jax.Array):
                 return x
-            dtypes = {"b": torch.bool, "f": like.dtype}
-            array = _array(x)
-            dtype = dtypes.get(array.dtype.kind, torch.long)
-            return torch.as_tensor(array).to(like.device, dtype)
+            kinds, x = {"b": torch.bool, "f": like.dtype}, _array(x)
+            return torch.as_tensor(x).to(
+                like.device, kinds.get(x.dtype.kind, torch.long)
+            )
 
-        args, given = _pytree.tree_map(tensor, self.arguments())
+        args, given = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
         buffers = {x: y.clone() for x, y in module.named_buffers()}
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
@@ -257,31 +239,40 @@ class _Call(NamedTuple):
                     allow_unused=True,
                     materialize_grads=True,
                 )
-        # Slopes may be missing. In their order, which a tree would lose.
-        pairs = outputs.items(), zip(floats, slopes, strict=False)
-        outputs, slopes = ({x: _array(y) for x, y in z} for z in pairs)
-        return outputs, slopes
+        return {  # in their order, which a tree would lose; there may be no slopes
+            "outputs": {x: _array(y) for x, y in outputs.items()},
+            "gradients": {x: _array(y) for x, y in zip(floats, slopes, strict=False)},
+        }
 
     def run(self, params: Any, inputs: _Arrays, *, read: Callable | None = None) -> Any:
-        function = functools.partial(self.module.pair.run, read=read)
+        function = functools.partial(self.module.run, read=read)
         return sites.blockwise(function)(mark_parameters(params), **inputs)
 
-    def looked(self) -> tuple[_Arrays, dict[str, Any]]:
-        """Computes the outputs of the copy, and its maps, values and heads."""
-        looked = sites.look(self.run, ["*/map", "*/value", "*/heads"], strict=False)
-        outputs, heads = looked(self.module.params, self.inputs)
-        return jax.tree.map(_array, outputs), heads
+    def by_copy(self, names: Mapping[str, Any]) -> tuple[dict[str, _Arrays], _Arrays]:
+        """Computes the same of the copy, and heads; and weights times values.
 
-    def slopes(self, names: Mapping[str, Any]) -> _Arrays:
-        """Computes gradients as `by_torch` does, of the copy, by some parameters."""
+        Gradients are by the parameters of these names.
+        """
         params = self.module.params
+        looked = sites.look(self.run, ["*/map", "*/value", "*/heads"], strict=False)
+        outputs, found = looked(params, self.inputs)
+        heads, products = {}, {}
+        for name, attention_map in found.items():
+            part, _, kind = name.rpartition("/")
+            path = name.removesuffix("map")
+            if kind == "map":
+                heads[part] = found[f"{path}heads"]
+                value = found.get(f"{path}value", attention_map.value)
+                products[part] = attention_map.apply(value)
 
         def total(chosen: Any) -> jax.Array:
             first = self.run(params | chosen, self.inputs)[conversion.FIRST]
             return (first.astype(jnp.float32) * self.weights(first.shape)).sum()
 
         chosen = {name: params[name] for name in names}
-        return jax.tree.map(_array, jax.grad(total)(chosen)) if chosen else {}
+        slopes = jax.grad(total)(chosen) if chosen else {}
+        results = {"outputs": outputs, "maps": heads, "gradients": slopes}
+        return jax.tree.map(_array, (results, products))
 
     def first_site(self) -> str:
         """Names the first module, in the order of torch's run, whose output differs."""
@@ -291,12 +282,12 @@ class _Call(NamedTuple):
         def seen(*args: Any) -> Any:
             values: dict[str, Any] = {}
             watch = lambda name, x: values.update({name: x})  # noqa: E731
-            with _watched(self.module.pair.copy, watch):
+            with _watched(self.module.copy, watch):
                 return self.run(*args, read=lambda output: values)
 
         results = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
-        far = self.differences(results, expected).items()
-        names = (x.partition("#")[0] for x, y in far if y > self.tolerance)
+        far = self.differences({"sites": results}, {"sites": expected})["sites"]
+        names = (x.partition("#")[0] for x, y in far.items() if y > self.tolerance)
         return next(names, "none of its modules, but what it makes of them")
 
     # --- Comparison
@@ -322,39 +313,30 @@ class _Call(NamedTuple):
                     marks = marks & rows.reshape(*rows.shape, *later)
         return marks
 
-    def far(
-        self, results: tuple[_Arrays, _Arrays], expected: tuple[_Arrays, _Arrays]
-    ) -> tuple[dict[str, float], dict[str, float]]:
-        """Finds the differences of outputs, and of gradients."""
-        (outputs, slopes), (like, like_slopes) = results, expected
-        return self.differences(outputs, like), self.differences(
-            slopes, like_slopes, floor=_SMALLEST
-        )
-
     def differences(
-        self, results: Mapping[str, Any], expected: _Arrays, *, floor: float = 0
-    ) -> dict[str, float]:
-        """Finds the largest differences, as shares of the arrays' largest numbers.
+        self, results: dict[str, _Arrays], expected: dict[str, _Arrays]
+    ) -> dict[str, dict[str, float]]:
+        """Finds the largest differences, as shares of the arrays' largest numbers."""
 
-        An array's largest number counts as at least the share `floor` of all.
-        """
-        scales = {name: _scale(x) for name, x in expected.items()}
-        least = max(1e-30, floor * max(scales.values(), default=0))
-        return {
-            name: _far(results[name], x, self.counts(x.shape))
-            / max(scales[name], least)
-            for name, x in expected.items()
-            if name in results
-        }
+        def far(part: str) -> Iterator[tuple[str, float]]:
+            scales = {name: _scale(x) for name, x in expected[part].items()}
+            floor = _SMALLEST if part == "gradients" else 0
+            least = max(1e-30, floor * max(scales.values(), default=0))
+            for name, x in expected[part].items():
+                if name in results[part]:
+                    far = _far(results[part][name], x, self.counts(x.shape))
+                    yield name, far / max(scales[name], least)
+
+        return {part: dict(far(part)) for part in expected}
 
     # --- Remarks
 
-    def facts(self, parts: Sequence[str]) -> Iterator[Row]:
+    def facts(self, parts: Iterable[str]) -> Iterator[Row]:
         """Says what the copy changed, and which layers have no map, and why."""
-        changes = "; ".join(self.module.pair.changes)
+        changes = "; ".join(self.module.changes)
         yield Row("copy", "", changes or "nothing is changed")
         lacking = []
-        for name, part in self.module.pair.original.named_modules():
+        for name, part in self.module.original.named_modules():
             inside = {
                 number: [f"{x} ({type(y).__name__})" for x, y in layer.named_children()]
                 for number, layer in part.named_children()
@@ -380,22 +362,6 @@ class _Call(NamedTuple):
 
 def _most(differences: Mapping[str, float]) -> float:
     return max(differences.values(), default=0)
-
-
-def _row(part: str, differences: Mapping[str, float], limit: float, note: str) -> Row:
-    worst = _most(differences)
-    return Row(part, "equal" if worst <= limit else "differs", note, worst)
-
-
-def _of_map(heads: Mapping[str, Any], part: str) -> float:
-    """Finds the difference of weights times values and heads."""
-    names = (f"{part}/{x}".removeprefix("/") for x in ("map", "value", "heads"))
-    attention_map, value, found = (heads.get(x) for x in names)
-    assert attention_map is not None
-    # Sites of our own attention have their values in the map.
-    outputs = attention_map.outputs() if value is None else attention_map.apply(value)
-    products, found = _array(outputs), _array(found)
-    return _far(products, found, np.ones((), bool)) / max(_scale(found), 1e-30)
 
 
 def _far(found: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> float:
@@ -426,20 +392,20 @@ def _array(x: Any) -> np.ndarray:
 @contextlib.contextmanager
 def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[None]:
     """Watches the floats of inner modules' outputs, by the name `site#call output`."""
-    calls, hooks = collections.Counter(), []
+    from torch.nn import modules  # pyright: ignore[reportMissingImports]
 
-    def seen(name: str, part: Any, inputs: Any, output: Any) -> None:
+    names = {part: conversion.site_of(name) for name, part in module.named_modules()}
+    calls = collections.Counter()
+
+    def seen(part: Any, inputs: Any, output: Any) -> None:
+        name = names.get(part)
         calls[name] += 1
-        for key, x in conversion.tensors_of(output).items():
-            if watch and x.is_floating_point():
-                watch(f"{conversion.site_of(name)}#{calls[name]} {key}", x)
+        for key, x in conversion.tensors_of(output).items() if name and watch else ():
+            if x.is_floating_point():
+                watch(f"{name}#{calls[name]} {key}", x)
 
-    for name, part in module.named_modules():
-        if watch and name:
-            hook = functools.partial(seen, name)
-            hooks.append(part.register_forward_hook(hook))
+    hook = modules.module.register_module_forward_hook(seen)
     try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        hook.remove()

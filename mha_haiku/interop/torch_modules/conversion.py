@@ -30,22 +30,7 @@ _UNREADABLE = (
 )
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
-
-
 FIRST = "output"  # among a module's outputs: the logits, or else the first one
-
-
-class Pair(NamedTuple):
-    """A PyTorch module as it came, and the copy that runs in JAX."""
-
-    original: Any  # a copy too, in evaluation
-    copy: Any
-    # From inputs and keywords, as of a `TorchModule`, to arguments of the module.
-    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
-    # The function of a `TorchModule`, which returns all tensors of the module's result,
-    # or what its keyword `read` reads of it.
-    run: Callable[..., Any]
-    changes: list[str]  # what is set in the copy
 
 
 class TorchModule(NamedTuple):
@@ -56,7 +41,14 @@ class TorchModule(NamedTuple):
     # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
-    pair: Pair  # to compare the function with torch
+    original: Any  # the module, in evaluation
+    copy: Any  # which runs in JAX
+    changes: list[str]  # what is set in the copy
+    # From inputs and keywords of the function to arguments of the module.
+    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
+    # The function, but returns all tensors of the module's result by name, or what its
+    # keyword `read` reads of it.
+    run: Callable[..., Any]
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
@@ -102,7 +94,9 @@ def convert(module: Any) -> TorchModule:
     main = main if main in known else first or main or _TOKENS
     changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
+    kind = type(module).__name__
     params, function = _as_function(module, torch_environment)
+    programs: dict[Any, tuple] = {}  # by kind of arguments
 
     def arguments(
         inputs: jax.Array | np.ndarray,
@@ -123,9 +117,8 @@ def convert(module: Any) -> TorchModule:
                 mask = prefix + _MASK
                 if mask not in known:
                     raise ValueError(
-                        "inputs must be of one length each call: "
-                        f"{type(module).__name__} takes no {mask}, by which padding is "
-                        "known."
+                        f"inputs must be of one length each call: {kind} takes no "
+                        f"{mask}, by which padding is known."
                     )
                 valid = np.arange(array.shape[1])[None] < lengths[:, None]
                 given[mask] = valid.astype(np.int32)
@@ -141,16 +134,25 @@ def convert(module: Any) -> TorchModule:
         read: Callable[[Any], Any] | None = None,
         **given: Any,
     ) -> Any:
-        args, given = arguments(*inputs, **given)
+        whole = dict(params), *arguments(*inputs, **given)
+        leaves, structure = jax.tree.flatten(whole)
+        arrays = [x for x in leaves if traces.is_array(x)]
+        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
+        key = structure, jax.config.jax_enable_x64, *kinds
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            return function(params, args, given, read)
+            if read is not None:
+                return function(*whole, read)
+            if key not in programs:
+                programs[key] = traces.trace(function, whole, {})
+        closed, _, _, results = programs[key]
+        return results(jaxprs.bound(closed, arrays))
 
     def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any) -> Any:
         return run(params, *inputs, **given)[FIRST]
 
-    forward.__name__ = f"{type(module).__name__} of PyTorch"
+    forward.__name__ = f"{kind} of PyTorch"
     of_model, of_text = (
         getattr(module, f"{x}config", None) for x in ("", "generation_")
     )
@@ -159,7 +161,11 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
-        Pair(original, module, arguments, run, changes),
+        original,
+        module,
+        changes,
+        arguments,
+        run,
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -176,27 +182,16 @@ def convert(module: Any) -> TorchModule:
 
 
 def _copied(module: Any) -> Any:
-    """Copies a module, which shares its parameters and buffers with the copy.
-
-    Tensors that it computed and stored are copied without their history, as torch
-    refuses to copy that.
-    """
+    """Copies a module, which shares its parameters and buffers with the copy."""
     import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
-    class Values(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ):
-            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
-                tensor, memo = args
-                args = tensor.detach(), memo
-                memo[id(tensor)] = func(*args)
-                return memo[id(tensor)]
-            return func(*args, **(kwargs or {}))
-
-    tensors = (*module.parameters(), *module.buffers())
-    with Values():
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    memo = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    for part in module.modules():
+        for x in _pytree.tree_leaves(vars(part)):
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                memo[id(x)] = x.detach().clone()  # torch copies no history
+    return copy.deepcopy(module, memo)
 
 
 def _as_function(
@@ -204,10 +199,9 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments, keywords, and what reads the result; None:
-    all its tensors, by a program that is traced once for each kind of arguments.
-    Tensors are parameters and buffers, each once, and attributes. What a module
-    computes, such as a parametrized weight, is none.
+    The function takes tensors, arguments, keywords, and what reads the result. Tensors
+    are parameters and buffers, each once, and attributes. What a module computes, such
+    as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -223,8 +217,6 @@ def _as_function(
     fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    programs: dict[Any, tuple] = {}
-
     def traced(params: Any, args: tuple, given: dict, read: Any = tensors_of) -> Any:
         tensor = functools.partial(_tensor, torch_environment)
         inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
@@ -238,22 +230,7 @@ def _as_function(
             raise host_values.error(module, cause, (args, given)) from None
         return jax.tree.map(_narrow, results)
 
-    def run(
-        params: Mapping[str, jax.Array], args: tuple, given: dict, read: Any
-    ) -> Any:
-        whole = dict(params), args, given
-        if read is not None:
-            return traced(*whole, read)
-        leaves, structure = jax.tree.flatten(whole)
-        arrays = [x for x in leaves if traces.is_array(x)]
-        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
-        key = structure, jax.config.jax_enable_x64, *kinds
-        if key not in programs:
-            programs[key] = traces.trace(traced, whole, {})
-        closed, _, _, results = programs[key]
-        return results(jaxprs.bound(closed, arrays))
-
-    return torch_environment.t2j_copy(arrays), run
+    return torch_environment.t2j_copy(arrays), traced
 
 
 def _is_host(x: Any) -> bool:

@@ -38,6 +38,7 @@ from mha_haiku.interop.torch_modules.torch_memory import Tensor, is_here
 _DEVICE = torch_memory.DEVICE
 _CHECK = "TRANSFORMERS_DISABLE_TORCH_CHECK"
 _LOCK = threading.RLock()  # of what is set on torch while a module is traced
+_FUNCTION = torch.autograd.function._SingleLevelFunction
 _MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
 _WIDE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 # With others, all that is computed has 32 bits; indices become integers of 64.
@@ -90,7 +91,7 @@ class Environment(torchax.tensor.Environment):
     Integers have 64 bits where torch has them; floats do only where a module asks.
     """
 
-    missing = torchax.tensor.OperatorNotFound
+    missing, deferred = torchax.tensor.OperatorNotFound, torch_memory.Deferred
 
     def __init__(self):
         super().__init__()
@@ -108,14 +109,25 @@ class Environment(torchax.tensor.Environment):
                 functools.partial(self.call, jnp.matmul),
             ),
             ([torch.nn.functional.linear], self._linear),
-            (_methods("new_tensor"), _new_tensor),
+            (
+                _methods("new_tensor"),
+                lambda x, data, *, dtype=None, **_: torch.as_tensor(
+                    data, dtype=dtype or x.dtype
+                ),
+            ),
             (_methods("__getitem__"), torch_memory.item),
             ([torch.nn.functional.scaled_dot_product_attention], self._attend),
-            ([torch.ops.aten.copy.default], self._copy),
+            (
+                [torch.ops.aten.copy.default],
+                lambda x, y, *_: y.expand(x.shape).to(x.dtype),
+            ),
             (_overloads(torch.ops.aten.pow), self._pow),
             ([torch.ops.aten.argmax.default], self._argmax),
             ([torch.ops.aten.argmin.default], self._argmin),
-            ([torch.ops.aten.normal_functional.default], _normal),
+            (
+                [torch.ops.aten.normal_functional.default],
+                lambda x, mean=0.0, std=1.0, **_: torch.randn_like(x) * std + mean,
+            ),
             (_overloads(torch.ops.aten.random), _random),
             ([torch.ops.aten._is_all_true.default], torch.all),
             ([torch.ops.aten._is_any_true.default], torch.any),
@@ -129,12 +141,11 @@ class Environment(torchax.tensor.Environment):
 
         Random numbers are the same in each; torch's own generator is restored.
         """
-        apply = vars(torch.autograd.Function)["apply"]
-        apply = classmethod(functools.partial(_apply, self, apply))
-        swapped, mode = environment.swapped, f"torch.{_DEVICE}"
+        apply = classmethod(functools.partial(_apply, self))
+        swapped = environment.swapped
         with (
             _LOCK,
-            swapped(sys.modules, mode, torchax.device_module),
+            swapped(sys.modules, f"torch.{_DEVICE}", torchax.device_module),
             swapped(vars(torch), _DEVICE, torchax.device_module),
             # Checks of values, which are not there yet.
             swapped(os.environ, _CHECK, "1"),
@@ -142,7 +153,8 @@ class Environment(torchax.tensor.Environment):
             # It reads a mask, to say that one is causal, which changes no number.
             swapped(vars(transformer), "_detect_is_causal_mask", _is_causal),
             swapped(vars(torch.backends.mha), "_is_fastpath_enabled", False),
-            swapped(torch.autograd.Function, "apply", apply),
+            # What `Function.apply` calls, which a module may have kept.
+            swapped(_FUNCTION, "apply", apply),
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -179,12 +191,6 @@ class Environment(torchax.tensor.Environment):
 
     def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
-
-    def _copy(self, input: Any, source: Any, non_blocking: bool = False) -> Any:
-        def copied(base: jax.Array, value: Any) -> jax.Array:
-            return jnp.broadcast_to(value, base.shape).astype(base.dtype)
-
-        return self.call(copied, input, source)
 
     def _attend(
         self,
@@ -319,11 +325,11 @@ class _Context(torch.autograd.function.FunctionCtx):
     saved_tensors = property(lambda self: self.to_save)
 
 
-def _apply(env: Environment, apply: Any, kind: Any, *args: Any) -> Any:
+def _apply(env: Environment, kind: Any, *args: Any) -> Any:
     """Runs a `torch.autograd.Function` with its own backward pass."""
     places = [i for i, x in enumerate(args) if is_here(x) and x.is_floating_point()]
     if not places:
-        return apply.__get__(None, kind)(*args)
+        return super(_FUNCTION, kind).apply(*args)
     context = _Context()
     context.needs_input_grad = tuple(i in places for i in range(len(args)))
     with torch.no_grad():
@@ -386,15 +392,7 @@ def _overloads(packet: Any) -> list[Any]:
     return [getattr(packet, name) for name in packet.overloads()]
 
 
-def _normal(x: Any, mean: float = 0.0, std: float = 1.0, generator: Any = None) -> Any:
-    return torch.randn_like(x) * std + mean
-
-
 def _random(x: Any, low: Any = 0, high: Any = None, *, generator: Any = None) -> Any:
     if high is None:
         low, high = 0, low or 2**24  # floats hold integers up to there
     return torch.randint(low, high, x.shape, device=x.device).to(x.dtype)
-
-
-def _new_tensor(of: Any, data: Any, *, dtype: Any = None, **_: Any) -> Any:
-    return torch.as_tensor(data, dtype=dtype or of.dtype)

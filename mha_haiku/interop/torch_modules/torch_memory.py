@@ -41,7 +41,7 @@ class Memory:
 
     def __init__(
         self,
-        value: jax.Array,
+        value: jax.Array | Callable[[], jax.Array],
         base: "Memory | None" = None,
         view: Callable | None = None,
         put: Callable | None = None,
@@ -51,7 +51,9 @@ class Memory:
         self.seen = None if base is None else base.read()
 
     def read(self) -> jax.Array:
-        """Returns the array as it is now."""
+        """Returns the array as it is now; it may be computed only here."""
+        if callable(self.value):
+            self.value = self.value()
         if self.base is not None and (now := self.base.read()) is not self.seen:
             assert self.view is not None
             self.seen, self.value = now, self.view(now)
@@ -127,6 +129,34 @@ class Tensor(torchax.tensor.Tensor):
         return self
 
 
+class Deferred(Tensor):
+    """A tensor that is computed when its numbers are read, or whose mask is read."""
+
+    def __new__(
+        cls,
+        like: jax.ShapeDtypeStruct,
+        env: Any,
+        compute: Callable[[], jax.Array],
+        mask: Any = None,
+    ):
+        tensor = super().__new__(cls, like, env, Memory(compute))
+        tensor._like, tensor.mask = like, mask
+        return tensor
+
+    shape = property(lambda self: torch.Size(self._like.shape))
+    ndim = property(lambda self: len(self._like.shape))
+    dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
+
+    def __getitem__(self, key: Any) -> Any:
+        pairs = zip(_key(key), self.shape, strict=False)
+        # All of it, as of mask[:, :, :, :num_keys].
+        is_whole = all(
+            isinstance(x, slice) and x.indices(size) == (0, size, 1)
+            for x, size in pairs
+        )
+        return self if is_whole else super().__getitem__(key)
+
+
 def is_here(x: Any) -> bool:
     """Checks whether a tensor is an array of JAX."""
     return isinstance(x, torchax.tensor.Tensor)
@@ -157,8 +187,6 @@ def item(x: Any, key: Any) -> Any:
 def view(env: Any, func: Any, args: Any, kwargs: Any) -> Any:
     """Returns what shares the memory of its first argument, in torch's strides."""
     (source, *rest), name = args, func._schema.name.partition("::")[2]
-    if not isinstance(source, Tensor):
-        source = Tensor(source._elem, env)
     rest, kwargs = _pytree.tree_map_only(  # sizes
         torch.Tensor, lambda x: x.item(), (rest, kwargs)
     )
@@ -219,9 +247,8 @@ def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     written = [bound[name] for name in targets]
     if any(isinstance(x, torch.Tensor) and not is_here(x) for x in written):
         raise TypeError(
-            "function must write what it computes into tensors on the device of "
-            "its inputs, as of torch.zeros(3, device=x.device), got "
-            f"{func} into a tensor made without device=."
+            "function must write into tensors on the device of its inputs, as of "
+            f"torch.zeros(3, device=x.device), got {func} into another one."
         )
     if torch.Tag.inplace_view in func.tags:
         return _view_in_place(env, func, args, kwargs)
