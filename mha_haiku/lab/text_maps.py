@@ -207,10 +207,7 @@ def _is_weights(value: Any) -> bool:
 def _map_of_weights(value: Any) -> attention.AttentionMap:
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
-    weights = np.asarray(value)
-    sums = weights.sum(-1)
-    are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
-    return map_sites.map_of_weights(weights, are_shares=bool(are_shares))
+    return map_sites.map_of_weights(np.asarray(value))
 
 
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:

@@ -47,19 +47,17 @@ def map_of_weights(
     value: Float[Array, "*B S G V"] | None = None,
     gates: Float[Array, "*B T H #V"] | None = None,
     seen: Bool[Array, "*#B #H T S"] | None = None,
-    are_shares: bool = True,
 ) -> AttentionMap:
     """Builds a map that holds the whole array of known weights.
 
     Weights may have any sign; the query and the key are only for display. `seen` marks
-    the keys that the mask allows, by default all. `are_shares` says whether a row sums
-    to 1, or to 0 where every key is masked.
+    the keys that the mask allows, by default all.
     """
     weights = jnp.asarray(weights)
+    normalizer = normalizers.Measured(normalizers.are_shares(weights).all(-1))
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
     log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
     log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
-    normalizer = None if are_shares else normalizers.unnormalized()
     known = {"query": query, "key": key, "value": value, "gates": gates}
     return _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
 
@@ -170,7 +168,7 @@ def _with_weights(value: _Value, weights: Array) -> _Value:
     map_, values, dropout = value
     seen = _allowed(map_)
     seen = None if seen is None else seen | (weights != 0)
-    changed = map_of_weights(weights, **_known(map_), seen=seen, are_shares=False)
+    changed = map_of_weights(weights, **_known(map_), seen=seen)
     return changed, _heads(weights, map_, values, dropout), dropout
 
 

@@ -38,7 +38,6 @@ def map_of_rows(
     query: Float[Array, "*B T H K"] | None = None,
     key: Float[Array, "*B S G K"] | None = None,
     value: Float[Array, "*B S G V"] | None = None,
-    are_shares: bool = True,
 ) -> AttentionMap:
     """Builds the map of weights that are computed row by row, as `map_of_recognized`.
 
@@ -51,11 +50,18 @@ def map_of_rows(
 
     def block(seen: Array, positions: Array, _: Array) -> tuple[Array, tuple]:
         weights, mask = _weights_and_mask(of_rows(leaves, positions))
-        return seen | mask.any(-2), (jnp.isnan(weights).any(-1), mask.any(-1))
+        of_rows_here = (
+            jnp.isnan(weights).any(-1),
+            mask.any(-1),
+            normalizers.are_shares(weights),
+        )
+        return seen | mask.any(-2), of_rows_here
 
     begin = jnp.zeros((*batch, num_heads, num_keys), bool)
     axis = len(batch) + 1
-    seen, (is_nan, sees) = tiles.over_rows(block, begin, num_queries, walk.rows, axis)
+    seen, (is_nan, sees, are_shares) = tiles.over_rows(
+        block, begin, num_queries, walk.rows, axis
+    )
     dtype = jax.eval_shape(of_rows, leaves, jnp.arange(1))[0].dtype
     dtype = products.accumulation_dtype(dtype)
     log_sum = LogSum.rounded(jnp.where(sees | is_nan, 0, -jnp.inf).astype(dtype))
@@ -66,7 +72,7 @@ def map_of_rows(
         RowMask(leaves, ~seen, of_rows),
         RowWeights(leaves, of_rows),
         _Score(0.0, None),
-        None if are_shares else normalizers.unnormalized(),
+        normalizers.Measured(are_shares.all(-1)),
     )
     return AttentionMap(query, key, log_sum.nan_where(is_nan), weighting, value, walk)
 

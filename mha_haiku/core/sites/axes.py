@@ -55,6 +55,10 @@ class Axes:
             result += [factor] if parts is None else self.with_ones(parts)
         return tuple(result)
 
+    def shares(self, some: Iterable[AxisFactors], other: Iterable[AxisFactors]) -> bool:
+        """Checks whether axes have a factor in common."""
+        return not {*self.of(*some)}.isdisjoint(self.of(*other))
+
     def size(self, axis: Iterable[int]) -> int:
         return math.prod(self._sizes[x] for x in self.of(axis))
 

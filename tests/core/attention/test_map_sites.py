@@ -174,7 +174,7 @@ def test_edited_weights_keep_their_sign(implementation):
 
 @pytest.mark.slow
 def test_a_map_of_signed_weights_measures_them_as_they_are():
-    whole = map_sites.map_of_weights(SIGNED, value=VALUE, are_shares=False)
+    whole = map_sites.map_of_weights(SIGNED, value=VALUE)
     weights = np.asarray(SIGNED, np.float64)
 
     @jax.jit
@@ -204,7 +204,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
 @pytest.mark.slow
 def test_gradients_of_observations_reach_signed_weights_of_any_size():
     def total(weights):
-        whole = map_sites.map_of_weights(weights, are_shares=False)
+        whole = map_sites.map_of_weights(weights)
         moments = whole.statistics().squared_weights.sum() + whole.pooled(1, 1).sum()
         return moments + whole.apply(jnp.ones((B, S, 1, 1))).sum()
 
