@@ -44,13 +44,12 @@ def record(
       ValueError: If nothing was recorded.
     """
     calls = Calls(model, layers, heads)
-    hook = model.register_forward_pre_hook(calls._begin)
-    try:
-        keep = functools.partial(functools.partial, calls._kept)
-        with attention_function.looked_up(keep):
-            yield calls
-    finally:
-        hook.remove()
+    keep = functools.partial(functools.partial, calls._kept)
+    with (
+        model.register_forward_pre_hook(lambda *_: setattr(calls, "_is_new", True)),
+        attention_function.looked_up(keep),
+    ):
+        yield calls
     if not len(calls):
         raise ValueError(
             f"{type(model).__name__} called no attention function of transformers "
@@ -96,23 +95,12 @@ class Calls(Sequence):
     def __repr__(self) -> str:
         return f"Calls({len(self)} calls, {len(self._parts)} layers)"
 
-    def _begin(self, *_: Any) -> None:
-        self._is_new = True
-
-    def _kept(
-        self,
-        function: Callable,
-        module: Any,
-        query: Any,
-        key: Any,
-        *args: Any,
-        **options: Any,
-    ) -> Any:
+    def _kept(self, function: Callable, module: Any, *args: Any, **options: Any) -> Any:
         """Calls a function of attention, and keeps what its map is computed of."""
-        result = function(module, query, key, *args, **options)
+        result, (query, key) = function(module, *args, **options), args[:2]
         if id(module) not in self._names:
             return result
-        mask = options.get("attention_mask", args[1] if args[1:] else None)
+        mask = options.get("attention_mask", args[3] if args[3:] else None)
         path = name = self._names[id(module)]
         if not self._calls or self._is_new and name in self._calls[-1]:
             self._calls.append({})

@@ -69,8 +69,8 @@ def choose(module: Any) -> list[str]:
         if not isinstance(config, transformers.PreTrainedConfig):
             continue
         name, experts = config._attn_implementation, config._experts_implementation
-        interface = transformers.AttentionInterface
-        if name not in (None, *_PLAIN) and not is_users(interface, name):
+        is_own = is_users(transformers.AttentionInterface, name)
+        if name not in (None, *_PLAIN) and not is_own:
             plain = _PLAIN[bool(getattr(part, "_supports_sdpa", False))]
             config._attn_implementation_internal = plain
             changes[f"attn {plain}, not {name}"] = None
@@ -162,10 +162,9 @@ def _attend(
     env = environment.environment()
     arrays = (jnp.swapaxes(x, 1, 2) for x in env.t2j_iso((query, key, value)))
     mask = getattr(attention_mask, "mask", None)
-    if mask is not None:
-        attention_mask = None
-    terms = weighting(name, module, query, attention_mask, options, env.t2j_iso)
-    terms = terms if mask is None else terms | {"mask": mask}
+    whole = attention_mask if mask is None else None
+    terms = weighting(name, module, query, whole, options, env.t2j_iso)
+    terms |= {} if mask is None else {"mask": mask}
     heads, map_ = implementations.attend(*arrays, **terms)
     weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
     return env.j2t_iso(heads), env.deferred(weights, env, map_.weights)
@@ -222,10 +221,8 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
     from transformers import masking_utils  # pyright: ignore[reportMissingImports]
 
-    if any(
-        not isinstance(offset, int) or offset  # of caches
-        for offset in (options.get(name, 0) for name in ("q_offset", "kv_offset"))
-    ):
+    offsets = [options.get(name, 0) for name in ("q_offset", "kv_offset")]  # of caches
+    if any(not isinstance(x, int) or x for x in offsets):
         return function(**options)
     batch_size, num_keys = options["batch_size"], options["kv_length"]
     num_queries = options["q_length"]
@@ -239,9 +236,8 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
     is_bias = function.__name__ == "eager_mask"
     # sdpa leaves a causal mask to the layers, of which some are not causal.
     skips_causal = not is_bias and options.get("allow_is_causal_skip", True)
-    if skips_causal and repr(mask) == "causal()":
-        return None
-    if isinstance(mask, masks.Full) and options.get("allow_is_bidirectional_skip"):
+    skips = options.get("allow_is_bidirectional_skip") and isinstance(mask, masks.Full)
+    if skips or skips_causal and repr(mask) == "causal()":
         return None
     dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
     like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)

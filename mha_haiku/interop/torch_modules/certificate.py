@@ -75,10 +75,11 @@ class Certificate(Result):
     @property
     def title(self) -> str:
         """The module, the call and the verdict."""
-        said = {"not compared": "not compared with torch"}
         negation = "NOT " if self.verdict == "differs" else ""
-        usual = f"what is shown is {negation}what torch computes"
-        return f"{self.name}, {self.call}: {said.get(self.verdict, usual)}"
+        said = f"what is shown is {negation}what torch computes"
+        if self.verdict == "not compared":
+            said = "not compared with torch"
+        return f"{self.name}, {self.call}: {said}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each part of the comparison."""
@@ -120,9 +121,10 @@ class Certifier:
             (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
         )
         if always or key not in self.found:
-            args, by_name = self.module.arguments(**given)
-            arrays = dict(zip(self.module.names, args, strict=False)) | by_name
-            shapes = (f"{x} {np.shape(y)}" for x, y in arrays.items() if np.ndim(y))
+            names = {"inputs": self.module.names[0]}
+            shapes = (
+                f"{names.get(x, x)} {y.shape}" for x, y in given.items() if y.ndim
+            )
             call = _Call(self.module, given, list(map(np.asarray, counted)))
             lines, name = tuple(call.lines(always=always)), self.module.name
             self.found[key] = Certificate(name, ", ".join(shapes), lines)
@@ -142,9 +144,9 @@ class _Call(NamedTuple):
     counted: list[np.ndarray]
 
     def lines(self, *, always: bool) -> Iterator[Row]:
-        shape = self.inputs["inputs"].shape
+        batch, *shape = self.inputs["inputs"].shape
         count = sum(x.size for x in self.module.params.values())
-        size = count * shape[0] * max(shape[1:], default=1)
+        size = count * batch * max(shape, default=1)
         if not always and size > MOST:
             limit = f"more than {MOST:.0e} parameters x positions; check() compares it"
             yield Row("outputs", "not compared", limit)
@@ -164,8 +166,7 @@ class _Call(NamedTuple):
             limits |= {x: max(limits[x], _FELT * _most(y)) for x, y in felt.items()}
             is_inside = all(_most(far[x]) <= limits[x] for x in expected)
             if is_inside and _most(felt["outputs"]) > self.tolerance:
-                far = {}
-                note = "torch differs from itself: it is random"
+                far, note = {}, "torch differs from itself: it is random"
                 yield Row("outputs", "not compared", note)
         for part, differences in far.items():
             beyond = [x for x, y in differences.items() if y > limits[part]]
@@ -206,6 +207,7 @@ class _Call(NamedTuple):
         module = self.module.original
         params = {x: y.detach() for x, y in module.named_parameters()}
         floats = {x: y for x, y in params.items() if y.is_floating_point()}
+        state = params | {x: y.clone() for x, y in module.named_buffers()}
         like = next(iter(floats.values()), torch.ones(()))
 
         def tensor(x: Any) -> Any:
@@ -217,7 +219,6 @@ class _Call(NamedTuple):
             )
 
         args, given = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
-        buffers = {x: y.clone() for x, y in module.named_buffers()}
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
             torch.manual_seed(again)
@@ -226,26 +227,21 @@ class _Call(NamedTuple):
                     x = x * (1 + torch.finfo(x.dtype).eps * torch.randn_like(x))
                 floats[name] = x.requires_grad_(has_slopes)
             with _watched(module, watch):
-                output = torch.func.functional_call(
-                    module, params | floats | buffers, args, given
-                )
+                output = torch.func.functional_call(module, state | floats, args, given)
             outputs, slopes = conversion.tensors_of(output), []
             first = outputs.get(conversion.FIRST)
             if has_slopes and first is not None and first.requires_grad:
                 weights = torch.as_tensor(self.weights(first.shape), device=like.device)
-                slopes = torch.autograd.grad(
-                    (first.float() * weights).sum(),
-                    [*floats.values()],
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
+                total, inputs = (first.float() * weights).sum(), [*floats.values()]
+                options = dict(allow_unused=True, materialize_grads=True)
+                slopes = torch.autograd.grad(total, inputs, **options)
         return {  # in their order, which a tree would lose; there may be no slopes
             "outputs": {x: _array(y) for x, y in outputs.items()},
             "gradients": {x: _array(y) for x, y in zip(floats, slopes, strict=False)},
         }
 
-    def run(self, params: Any, inputs: _Arrays, *, read: Callable | None = None) -> Any:
-        function = functools.partial(self.module.run, read=read)
+    def run(self, params: Any, inputs: _Arrays, **read: Callable) -> Any:
+        function = functools.partial(self.module.run, **read)
         return sites.blockwise(function)(mark_parameters(params), **inputs)
 
     def by_copy(self, names: Mapping[str, Any]) -> tuple[dict[str, _Arrays], _Arrays]:
@@ -281,8 +277,7 @@ class _Call(NamedTuple):
 
         def seen(*args: Any) -> Any:
             values: dict[str, Any] = {}
-            watch = lambda name, x: values.update({name: x})  # noqa: E731
-            with _watched(self.module.copy, watch):
+            with _watched(self.module.copy, values.__setitem__):
                 return self.run(*args, read=lambda output: values)
 
         results = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
@@ -306,11 +301,10 @@ class _Call(NamedTuple):
     def counts(self, shape: tuple[int, ...]) -> np.ndarray:
         """Marks what is of no padding, where an array has positions in front."""
         marks = np.ones((1,) * len(shape), bool)
-        for counted in self.counted:
-            for rows in (counted, counted.ravel()):
-                if tuple(shape[: rows.ndim]) == rows.shape:
-                    later = (1,) * (len(shape) - rows.ndim)
-                    marks = marks & rows.reshape(*rows.shape, *later)
+        for rows in (y for x in self.counted for y in (x, x.ravel())):
+            if tuple(shape[: rows.ndim]) == rows.shape:
+                later = (1,) * (len(shape) - rows.ndim)
+                marks = marks & rows.reshape(*rows.shape, *later)
         return marks
 
     def differences(
@@ -342,18 +336,15 @@ class _Call(NamedTuple):
                 for number, layer in part.named_children()
                 if number.isdigit()
             }
-            bare, usual = list(inside), []
+            has_map = []
             for number in inside:
                 path = f"{conversion.site_of(f'{name}.{number}')}/"
-                if any(f"{x}/".startswith(path) for x in parts):
-                    bare.remove(number)
-                    usual += inside[number]
-            is_layer = any(map(str.isdigit, name.split(".")))
-            if bare and usual and not is_layer:
+                has_map += [number] * any(f"{x}/".startswith(path) for x in parts)
+            usual = {x for number in has_map for x in inside[number]}
+            bare = [x for x in inside if x not in has_map]
+            if bare and has_map and not any(map(str.isdigit, name.split("."))):
                 others = [x for y in bare for x in inside[y] if x not in usual]
-                why = (
-                    checks.listed([*dict.fromkeys(others)]) if others else "no softmax"
-                )
+                why = checks.listed([*dict.fromkeys(others)]) or "no softmax"
                 numbers = f"{conversion.site_of(name)} {', '.join(bare)}"
                 lacking.append(f"{numbers} without attention: {why}")
         whole = "each has a map" if parts else "no attention is recognized"
@@ -404,8 +395,5 @@ def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[
             if x.is_floating_point():
                 watch(f"{name}#{calls[name]} {key}", x)
 
-    hook = modules.module.register_module_forward_hook(seen)
-    try:
+    with modules.module.register_module_forward_hook(seen):
         yield
-    finally:
-        hook.remove()

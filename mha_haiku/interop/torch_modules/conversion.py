@@ -82,10 +82,8 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     torch_environment = environment.environment()
-    original, module = (
-        _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
-        for _ in range(2)
-    )
+    whole = getattr(module, "_orig_mod", module)  # not as compiled
+    original, module = _copied(whole).eval(), _copied(whole).eval()
     changes = attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
@@ -153,11 +151,11 @@ def convert(module: Any) -> TorchModule:
         return run(params, *inputs, **given)[FIRST]
 
     forward.__name__ = f"{kind} of PyTorch"
-    of_model, of_text = (
-        getattr(module, f"{x}config", None) for x in ("", "generation_")
-    )
+    configs = "config", "generation_config"
+    of_model, of_text = (getattr(module, name, None) for name in configs)
     start, padding = "decoder_start_token_id", "pad_token_id"
     has_decoder = getattr(of_model, "is_encoder_decoder", False) is True
+    decoder = module.get_decoder() if has_decoder else None
     return TorchModule(
         forward,
         params,
@@ -173,10 +171,7 @@ def convert(module: Any) -> TorchModule:
         module_facts.predicts_next(module),
         module_facts.max_length(module) if main == _TOKENS else None,
         module_facts.end_tokens(of_text or of_model),
-        (
-            module_facts.num_tokens(module),
-            module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
-        ),
+        (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
         [],
     )
 
@@ -218,23 +213,24 @@ def _as_function(
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
     def traced(params: Any, args: tuple, given: dict, read: Any = tensors_of) -> Any:
-        tensor = functools.partial(_tensor, torch_environment)
-        inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
+        tensor, is_host = (
+            functools.partial(_tensor, torch_environment),
+            host_values.is_host,
+        )
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=is_host)
         try:
             with torch_environment.running(), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
                 every |= torch_environment.j2t_iso(dict(params))
                 results = torch.func.functional_call(module, every, *inputs)
                 results = torch_environment.t2j_iso(read(results))
-        except (*_UNREADABLE, torch_environment.missing) as cause:
+        except (*_UNREADABLE, NotImplementedError, torch_environment.missing) as cause:
             raise host_values.error(module, cause, (args, given)) from None
-        return jax.tree.map(_narrow, results)
+        # 64 bits become the 32 that JAX has by default.
+        kind = jax.dtypes.canonicalize_dtype
+        return jax.tree.map(lambda x: x.astype(kind(x.dtype)), results)
 
     return torch_environment.t2j_copy(arrays), traced
-
-
-def _is_host(x: Any) -> bool:
-    return isinstance(x, host_values.HostValues)
 
 
 def _tensor(torch_environment: Any, x: Any) -> Any:
@@ -244,16 +240,11 @@ def _tensor(torch_environment: Any, x: Any) -> Any:
     if not hasattr(x, "dtype"):
         return x
     is_long = x.dtype in (np.int32, np.int64)
-    if _is_host(x):
+    if host_values.is_host(x):
         return torch.from_numpy(np.array(x, np.int64 if is_long else x.dtype))
     with jax.enable_x64(is_long):
         x = jnp.asarray(x, np.int64 if is_long else None)
     return torch_environment.j2t_iso(x)
-
-
-def _narrow(x: jax.Array) -> jax.Array:
-    """Gives numbers of 64 bits the 32 that they have in JAX by default."""
-    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _name_parts(module: Any) -> None:
@@ -271,16 +262,7 @@ def _name_parts(module: Any) -> None:
             start = len(parts) - 1
             while not has_forward[".".join(parts[:start])]:
                 start -= 1
-            part.forward = _scoped(part.forward, "_".join(parts[start:]))
-
-
-def _scoped(function: Callable, name: str) -> Callable:
-    @functools.wraps(function)
-    def scoped(*args: Any, **kwargs: Any):
-        with jax.named_scope(name):
-            return function(*args, **kwargs)
-
-    return scoped
+            part.forward = jax.named_scope("_".join(parts[start:]))(part.forward)
 
 
 def first_of(output: Any) -> Any:
@@ -289,11 +271,10 @@ def first_of(output: Any) -> Any:
     Dataclasses and named tuples are searched by field name, as mappings are; None is
     skipped.
     """
-    names = getattr(output, "_fields", None)
-    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
-        names = [field.name for field in dataclasses.fields(output)]
-    if names is not None:
-        output = {name: getattr(output, name) for name in names}
+    if hasattr(output, "_asdict"):
+        output = output._asdict()
+    elif dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
     if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     if not isinstance(output, Mapping):

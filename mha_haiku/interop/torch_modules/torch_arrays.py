@@ -25,7 +25,7 @@ import torchax.tensor  # pyright: ignore[reportMissingImports]
 from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
 from torch.nn.modules import transformer  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
-from torchax.ops import jaten, mappings  # pyright: ignore[reportMissingImports]
+from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
 
 from mha_haiku.core import masks
 from mha_haiku.core.attention import implementations, scores
@@ -36,7 +36,7 @@ from mha_haiku.interop.torch_modules import (
 from mha_haiku.interop.torch_modules.torch_memory import Tensor, is_here
 
 _DEVICE = torch_memory.DEVICE
-_CHECK = "TRANSFORMERS_DISABLE_TORCH_CHECK"
+_CHECK, _DETECT = "TRANSFORMERS_DISABLE_TORCH_CHECK", "_detect_is_causal_mask"
 _LOCK = threading.RLock()  # of what is set on torch while a module is traced
 _FUNCTION = torch.autograd.function._SingleLevelFunction
 _MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
@@ -105,23 +105,23 @@ class Environment(torchax.tensor.Environment):
         for functions, override in (
             # torch folds the axes of a batch and of heads, which this keeps apart.
             (
-                (torch.matmul, *_methods("matmul", "__matmul__")),
+                (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__),
                 functools.partial(self.call, jnp.matmul),
             ),
             ([torch.nn.functional.linear], self._linear),
             (
-                _methods("new_tensor"),
+                [torch.Tensor.new_tensor],
                 lambda x, data, *, dtype=None, **_: torch.as_tensor(
                     data, dtype=dtype or x.dtype
                 ),
             ),
-            (_methods("__getitem__"), torch_memory.item),
+            ([torch.Tensor.__getitem__], torch_memory.item),
             ([torch.nn.functional.scaled_dot_product_attention], self._attend),
             (
                 [torch.ops.aten.copy.default],
                 lambda x, y, *_: y.expand(x.shape).to(x.dtype),
             ),
-            (_overloads(torch.ops.aten.pow), self._pow),
+            (_overloads(torch.ops.aten.pow), functools.partial(self.call, jnp.power)),
             ([torch.ops.aten.argmax.default], self._argmax),
             ([torch.ops.aten.argmin.default], self._argmin),
             (
@@ -141,8 +141,7 @@ class Environment(torchax.tensor.Environment):
 
         Random numbers are the same in each; torch's own generator is restored.
         """
-        apply = classmethod(functools.partial(_apply, self))
-        swapped = environment.swapped
+        swapped, apply = environment.swapped, functools.partial(_apply, self)
         with (
             _LOCK,
             swapped(sys.modules, f"torch.{_DEVICE}", torchax.device_module),
@@ -151,10 +150,10 @@ class Environment(torchax.tensor.Environment):
             swapped(os.environ, _CHECK, "1"),
             swapped(torch.distributions.Distribution, "_validate_args", False),
             # It reads a mask, to say that one is causal, which changes no number.
-            swapped(vars(transformer), "_detect_is_causal_mask", _is_causal),
+            swapped(vars(transformer), _DETECT, lambda *x: x[1] is True),
             swapped(vars(torch.backends.mha), "_is_fastpath_enabled", False),
             # What `Function.apply` calls, which a module may have kept.
-            swapped(_FUNCTION, "apply", apply),
+            swapped(_FUNCTION, "apply", classmethod(apply)),
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(False),
             torch.enable_grad(),
@@ -171,14 +170,6 @@ class Environment(torchax.tensor.Environment):
     def _linear(self, input: Any, weight: Any, bias: Any = None) -> Any:
         heads = self.call(functools.partial(jnp.einsum, "...a,ba->...b"), input, weight)
         return heads if bias is None else heads + bias
-
-    def _pow(self, base: Any, exponent: Any) -> Any:
-        are_integers = all(
-            isinstance(x, int) or (is_here(x) and not x.is_floating_point())
-            for x in (base, exponent)
-        )  # torchax computes these as floats
-        function = jnp.power if are_integers else jaten._aten_pow
-        return self.call(function, base, exponent)
 
     def _argmax(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         def index(x: jax.Array) -> jax.Array:
@@ -207,7 +198,8 @@ class Environment(torchax.tensor.Environment):
         Arrays are `[..., H, T, K]`, or `[..., T, K]` of a single head.
         """
         shape, size = (*query.shape[:-1], key.shape[-2]), query.shape[-1]
-        is_single, scale = query.ndim < 4, options.get("scale") or size**-0.5
+        is_single, scale = query.ndim < 4, options.get("scale")
+        scale = size**-0.5 if scale is None else scale
         arrays = query if scale > 0 else -query, key, value
         mask = masks.causal() if is_causal else None
         if attn_mask is not None:  # whose leading axes may be missing, or 1
@@ -366,20 +358,11 @@ def _is_folded(tensors: Sequence[Any], arguments: Sequence[Any]) -> bool:
     # text from packed ones, which have several first positions.
     shapes = [x.shape[::-1] for x in tensors]
     sizes = [max(x) for x in itertools.zip_longest(*shapes, fillvalue=1)]
-    if not tensors:
-        sizes = [abs(x) for x in arguments if isinstance(x, int)]
+    sizes = sizes or [abs(x) for x in arguments if isinstance(x, int)]
     is_constant = not any(
         isinstance(x.jax(), jax.core.Tracer) for x in tensors if is_here(x)
     )
     return is_constant and math.prod(filter(None, sizes)) <= _MOST_FOLDED
-
-
-def _is_causal(mask: Any, is_causal: bool | None = None, size: Any = None) -> bool:
-    return is_causal is True
-
-
-def _methods(*names: str) -> list[Any]:
-    return [getattr(torch.Tensor, name) for name in names]
 
 
 def _is_composite(func: Any) -> bool:

@@ -16,10 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 import torch  # pyright: ignore[reportMissingImports]
 import torchax.tensor  # pyright: ignore[reportMissingImports]
-from torch.utils import (  # pyright: ignore[reportMissingImports]
-    _mode_utils,
-    _pytree,
-)
+from torch.utils import _mode_utils, _pytree  # pyright: ignore[reportMissingImports]
 from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
 
 DEVICE = "privateuseone"  # as torch calls devices that it does not know
@@ -39,13 +36,7 @@ class Memory:
     changes its base.
     """
 
-    def __init__(
-        self,
-        value: jax.Array | Callable[[], jax.Array],
-        base: "Memory | None" = None,
-        view: Callable | None = None,
-        put: Callable | None = None,
-    ):
+    def __init__(self, value: Any, base: Any = None, view: Any = None, put: Any = None):
         self.value, self.base, self.view = value, base, view
         self.put = put or functools.partial(_put, view)
         self.seen = None if base is None else base.read()
@@ -55,7 +46,6 @@ class Memory:
         if callable(self.value):
             self.value = self.value()
         if self.base is not None and (now := self.base.read()) is not self.seen:
-            assert self.view is not None
             self.seen, self.value = now, self.view(now)
         return self.value
 
@@ -132,13 +122,7 @@ class Tensor(torchax.tensor.Tensor):
 class Deferred(Tensor):
     """A tensor that is computed when its numbers are read, or whose mask is read."""
 
-    def __new__(
-        cls,
-        like: jax.ShapeDtypeStruct,
-        env: Any,
-        compute: Callable[[], jax.Array],
-        mask: Any = None,
-    ):
+    def __new__(cls, like: Any, env: Any, compute: Callable, mask: Any = None):
         tensor = super().__new__(cls, like, env, Memory(compute))
         tensor._like, tensor.mask = like, mask
         return tensor
@@ -221,18 +205,13 @@ def view(env: Any, func: Any, args: Any, kwargs: Any) -> Any:
             places = func(
                 torch.arange(memory.read().size).reshape(size), *rest, **kwargs
             )
-            views = [_elements(x) for x in (places if many else [places])]
+            places = [x.int().numpy() for x in (places if many else [places])]
+            views = [(lambda x, at=at: x.reshape(-1)[at], None) for at in places]
     found = []
     for (read, put), meta in zip(views, metas if many else [metas], strict=True):
         part = Memory(read(memory.read()), memory, read, put)
         found.append(Tensor(part.value, env, part, meta))
     return type(metas)(found) if many else found[0]
-
-
-def _elements(places: Any) -> tuple[Callable, None]:
-    """Returns the view of these elements."""
-    places = places.int().numpy()
-    return (lambda x: x.reshape(-1)[places]), None
 
 
 def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
@@ -251,7 +230,11 @@ def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             f"torch.zeros(3, device=x.device), got {func} into another one."
         )
     if torch.Tag.inplace_view in func.tags:
-        return _view_in_place(env, func, args, kwargs)
+        result = view(env, _functional_of(func, ()), args, kwargs)
+        with _mode_utils.no_dispatch(), torch._C.DisableTorchFunction():
+            func(*args, **kwargs)
+        args[0].memory = result.memory  # a view of what it was, as by unsqueeze_
+        return args[0]
     functional = _functional_of(func, tuple(targets))
     if functional is None or not all(is_here(x) for x in written):
         return env.call_torchax(func, types, args, kwargs)
@@ -270,16 +253,6 @@ def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
             value = _with_gradient_of(before, value)
         target._elem = value
     return written[0] if len(written) == 1 else tuple(written)
-
-
-def _view_in_place(env: Any, func: Any, args: Any, kwargs: Any) -> Any:
-    """Makes a tensor a view of what it was, as `unsqueeze_` does."""
-    target = args[0]
-    result = view(env, _functional_of(func, ()), args, kwargs)
-    with _mode_utils.no_dispatch(), torch._C.DisableTorchFunction():
-        func(*args, **kwargs)
-    target.memory = result.memory
-    return target
 
 
 def _like(x: Tensor) -> Any:

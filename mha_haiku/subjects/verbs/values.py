@@ -92,12 +92,10 @@ def check(subject: Subject, inputs: Any = None) -> torch_modules.Certificate:
     """
     if subject.certifier is None:
         refuse(subject, "check", "is no PyTorch module")
-    if inputs is None and subject.batches:
-        batch = subject.batches[0]
-    elif inputs is None:
-        batch = example_rows.some_tokens(subject.codec)
-    else:
+    if inputs is not None:
         batch = given.batch_of(subject.replace(certifier=None), inputs)[0]
+    else:
+        batch = [*(subject.batches or ()), example_rows.some_tokens(subject.codec)][0]
     return given.compared_with_torch(subject, batch, always=True)
 
 
