@@ -113,7 +113,8 @@ class Certifier:
         size, and once for each kind of inputs. It raises ValueError if they differ.
         """
         given = {name: x for name, x in inputs.items() if x is not None}
-        is_traced = any(isinstance(x, jax.core.Tracer) for x in given.values())
+        arrays = *given.values(), jnp.zeros(())  # traced wherever anything is
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
         if is_traced or not (always or self.is_strict):
             return None
         given = {name: np.asanyarray(x) for name, x in given.items()}
