@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import checks, fields
+from mha_haiku.core import checks
 from mha_haiku.showing import curves, result_files
 from mha_haiku.subjects import computation, dossiers
 from mha_haiku.subjects.subject import Subject, check_task
@@ -96,15 +96,11 @@ def learning_curve(path: Path) -> functools.partial | None:
     folder = folders.Folder(path.resolve().parent)
     config, summary = folders.read_config(folder), files.read_json(folder.summary) or {}
     task = "" if config is None else f" ({config.task.name})"
-    with checks.user_mistakes():
-        baseline = fields.decoded(
-            dict[str, float] | None, summary.get("baseline"), "baseline"
-        )
     return functools.partial(
         curves.learning,
         reports,
         title=f"{folder.root.name}{task}: loss and accuracy while it learned",
-        baseline=baseline,
+        baseline=summary.get("baseline"),
         baseline_name=summary.get("baseline_name", "baseline"),
     )
 

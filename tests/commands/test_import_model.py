@@ -9,7 +9,7 @@ import pytest
 from mha_haiku import commands
 from mha_haiku.records.map_set import MapSet
 from mha_haiku.subjects.verbs import prune_sweep
-from mha_haiku.training.runs import checkpoints, files, folders
+from mha_haiku.training.runs import checkpoints, folders
 from tests import pretrained
 
 
@@ -54,9 +54,7 @@ def _cheaper(workdir) -> None:
     """Lowers the numbers of examples of a run, which its config.json fixes."""
     path = workdir / "config.json"
     contents = json.loads(path.read_text())
-    del contents["sha256"]
     contents["config"]["training"].update(evaluation_examples=8, batch_size=4)
-    contents["sha256"] = files.sha256_of(contents)
     path.write_text(json.dumps(contents))
 
 

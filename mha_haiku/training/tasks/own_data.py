@@ -107,14 +107,6 @@ class Labels(Arrays):
     name: ClassVar[str] = "labels"
     labels_whole: ClassVar[bool] = True
 
-    def _parts(self) -> tuple[base.Example, base.Example]:
-        if self._kept.tokenizer:
-            raise checks.ConfigError(
-                "labels of texts are stored in another form than by mha_haiku 0.2.\n"
-                "Make the run anew: mh.train(mh.tasks.from_examples(...), workdir)."
-            )
-        return super()._parts()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextPairs(_Held, sequence_to_sequence.TextPairsTask):

@@ -311,9 +311,6 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
         contents = json.loads(text) if isinstance(text, str) else text
         if "characters" in contents:
             return Characters(contents["characters"])
-        if "pretrained" not in contents:
-            # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
-            return Pretrained(_by_lines(contents))
         return Pretrained(
             json.dumps(contents["pretrained"]),
             contents["least_tokens"],

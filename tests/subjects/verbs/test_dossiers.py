@@ -74,7 +74,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
 
 @pytest.mark.slow
 def test_numbers_are_those_that_were_computed(trained):
-    shown = dossiers.of_folder(trained / "attention").check()
+    shown = dossiers.of_folder(trained / "attention")
     (maps,) = shown.sets
     assert maps.missing[0][0] == "importance"
     assert f"--workdir={trained}" in maps.missing[0][1]
