@@ -41,6 +41,7 @@ class TorchModule(NamedTuple):
     # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
+    name: str  # of the class
     original: Any  # the module, in evaluation
     copy: Any  # which runs in JAX
     changes: list[str]  # what is set in the copy
@@ -59,11 +60,6 @@ class TorchModule(NamedTuple):
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
     reads: list[str]  # where the module reads values of inputs, once that is known
-
-    @property
-    def name(self) -> str:
-        """The name of the class."""
-        return self.function.__name__.partition(" ")[0]
 
 
 def is_module(value: Any) -> bool:
@@ -159,6 +155,7 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
+        kind,
         original,
         module,
         changes,

@@ -95,8 +95,10 @@ class Environment(torchax.tensor.Environment):
 
     def __init__(self):
         super().__init__()
-        self._function_mode = FunctionMode(self)
-        self._dispatch_mode = DispatchMode(self)
+        self._function_mode, self._dispatch_mode = (
+            FunctionMode(self),
+            DispatchMode(self),
+        )
         for name, op in self._decomps.items():
             run = functools.partial(self._run_here, op.func)
             self._decomps[name] = dataclasses.replace(op, func=run)
@@ -265,8 +267,6 @@ class Environment(torchax.tensor.Environment):
                 if alias is not None and is_here(args[0]) and not _is_composite(func):
                     return torch_memory.view(self, func, args, kwargs)
             result = self.call_torchax(func, types, args, kwargs)
-            if any(result is x for x in tensors):
-                return result
             return _pytree.tree_map_only(
                 torchax.tensor.Tensor,
                 lambda x: self._result(x, tensors, kinds, is_wide),

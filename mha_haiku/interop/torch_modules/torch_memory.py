@@ -216,13 +216,10 @@ def view(env: Any, func: Any, args: Any, kwargs: Any) -> Any:
 
 def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     """Computes what `func` writes, and writes it back through views."""
-    names = [x.name for x in func._schema.arguments]
-    bound = dict(zip(names, args, strict=False)) | kwargs
-    targets = [
-        x.name
-        for x in func._schema.arguments
-        if x.alias_info is not None and x.alias_info.is_write and x.name in bound
-    ]
+    schema = func._schema.arguments
+    bound = dict(zip([x.name for x in schema], args, strict=False)) | kwargs
+    writes = [x.name for x in schema if x.alias_info and x.alias_info.is_write]
+    targets = [name for name in writes if name in bound]
     written = [bound[name] for name in targets]
     if any(isinstance(x, torch.Tensor) and not is_here(x) for x in written):
         raise TypeError(

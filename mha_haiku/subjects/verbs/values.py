@@ -15,7 +15,7 @@ from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
-from mha_haiku.subjects.subject import Subject, refuse, verb
+from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
 
 
 @verb
@@ -119,7 +119,9 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
     known = () if is_pooled else given.labels(subject, batch)[0]
     (tokens,) = known or [("",) * len(found[0])]
     tokens = tokens[-len(found[0]) :]  # a model may answer only at the end
-    return answers.Lens(tokens, texts, chances.max(-1), found)
+    layers = tuple(part.layer for part in parts_of(subject, batch))
+    layers = layers if len(layers) == len(found) - 1 else ()
+    return answers.Lens(tokens, texts, chances.max(-1), found, layers)
 
 
 @verb
