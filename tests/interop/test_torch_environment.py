@@ -316,6 +316,14 @@ OPERATIONS = {
     "constants": lambda x: torch.stft(
         x[0], 4, window=torch.ones(4), return_complex=True
     ).abs(),
+    **{
+        f"{mode} {size}": lambda x, mode=mode, size=size: functional.interpolate(
+            x[None], size, mode=mode, antialias=True, align_corners=size[0] > 2
+        )
+        for mode in ("bilinear", "bicubic")
+        for size in [(2, 2), (3, 9)]
+    },
+    "like a constant": lambda x: x + torch.ones_like(torch.arange(K), device=x.device),
 }
 
 

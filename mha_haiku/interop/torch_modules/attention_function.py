@@ -296,12 +296,14 @@ class _OfIndices(masks.Mask):
     def aligned_tile(
         self, rows: tiles.Positions, columns: tiles.Positions
     ) -> jax.Array:
-        closed = jax.extend.core.ClosedJaxpr(self.program, self.constants)
-        tile = jax.extend.core.jaxpr_as_fun(closed)
-        for axis in (3, 2, *[0] * jnp.ndim(self.example)):
-            tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
-        at = tiles.as_array(rows), tiles.as_array(columns)
+        pairs = zip(self.constants, self.program.constvars, strict=True)
         with jax.enable_x64(True):  # as the program was traced
+            constants = [x.astype(variable.aval.dtype) for x, variable in pairs]
+            closed = jax.extend.core.ClosedJaxpr(self.program, constants)
+            tile = jax.extend.core.jaxpr_as_fun(closed)
+            for axis in (3, 2, *[0] * jnp.ndim(self.example)):
+                tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
+            at = (jnp.asarray(tiles.as_array(x), np.int32) for x in (rows, columns))
             (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
         return tile[..., None, :, :]
 

@@ -25,7 +25,11 @@ import torchax.tensor  # pyright: ignore[reportMissingImports]
 from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
 from torch.nn.modules import transformer  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
-from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
+from torchax.ops import (  # pyright: ignore[reportMissingImports]
+    jaten,
+    jax_reimplement,
+    mappings,
+)
 
 from mha_haiku.core import masks
 from mha_haiku.core.attention import implementations, scores
@@ -35,7 +39,7 @@ from mha_haiku.interop.torch_modules import (
 )
 from mha_haiku.interop.torch_modules.torch_memory import Tensor, is_here
 
-_DEVICE = torch_memory.DEVICE
+_ATEN, _DEVICE = torch.ops.aten, torch_memory.DEVICE
 _CHECK, _DETECT = "TRANSFORMERS_DISABLE_TORCH_CHECK", "_detect_is_causal_mask"
 _LOCK = threading.RLock()  # of what is set on torch while a module is traced
 _FUNCTION = torch.autograd.function._SingleLevelFunction
@@ -46,6 +50,11 @@ _LONG = {*_WIDE, torch.int64, torch.int32, torch.uint32, torch.uint64}
 _RANDOM = torch.rand, torch.randn, torch.randint  # of 32 bits by the lowering of JAX
 # Raised where torchax lacks options of operations that torch itself decomposes.
 _LACKS = AssertionError, NotImplementedError, TypeError, ValueError
+# JAX has a kernel's support next to it, where torchax 0.0.13 has the kernel alone.
+jax_reimplement._kernels = {
+    name: kernel if callable(kernel) else kernel[-1]
+    for name, kernel in jax_reimplement._kernels.items()
+}
 # What torchax computes as copies, or with other keywords than torch.
 _LEFT_TO_TORCH = (
     torch.Tensor.__getitem__,
@@ -79,7 +88,7 @@ class FunctionMode(torchax.tensor.XLAFunctionMode):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except RuntimeError as error:
-            if "device" not in str(error):
+            if not any(x in str(error) for x in ("device", "PrivateUse1")):
                 raise
             args, kwargs = self.env.moved((args, kwargs or {}))
             return super().__torch_function__(func, types, args, kwargs)
@@ -120,19 +129,21 @@ class Environment(torchax.tensor.Environment):
             ([torch.Tensor.__getitem__], torch_memory.item),
             ([torch.nn.functional.scaled_dot_product_attention], self._attend),
             (
-                [torch.ops.aten.copy.default],
+                [_ATEN.copy.default],
                 lambda x, y, *_: y.expand(x.shape).to(x.dtype),
             ),
-            (_overloads(torch.ops.aten.pow), functools.partial(self.call, jnp.power)),
-            ([torch.ops.aten.argmax.default], self._argmax),
-            ([torch.ops.aten.argmin.default], self._argmin),
+            (_overloads(_ATEN.pow), functools.partial(self.call, jnp.power)),
+            ([_ATEN.argmax.default], self._argmax),
+            ([_ATEN.argmin.default], self._argmin),
             (
-                [torch.ops.aten.normal_functional.default],
+                [_ATEN.normal_functional.default],
                 lambda x, mean=0.0, std=1.0, **_: torch.randn_like(x) * std + mean,
             ),
-            (_overloads(torch.ops.aten.random), _random),
-            ([torch.ops.aten._is_all_true.default], torch.all),
-            ([torch.ops.aten._is_any_true.default], torch.any),
+            (_overloads(_ATEN.random), _random),
+            ([_ATEN._upsample_bilinear2d_aa.default], self._resize("billinear")),
+            ([_ATEN._upsample_bicubic2d_aa.default], self._resize("bicubic2d")),
+            ([_ATEN._is_all_true.default], torch.all),
+            ([_ATEN._is_any_true.default], torch.any),
         ):
             for function in functions:
                 self.override_op_definition(function, override)
@@ -184,6 +195,11 @@ class Environment(torchax.tensor.Environment):
 
     def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
         return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
+
+    def _resize(self, kind: str) -> Callable:
+        function = getattr(jaten, f"_aten_upsample_{kind}_aa")
+        # torchax takes other arguments in front of the scales.
+        return lambda *args: self.call(function, *args[:3], None, *args[3:])
 
     def _attend(
         self,

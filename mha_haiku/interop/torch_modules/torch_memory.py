@@ -235,8 +235,8 @@ def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:
     functional = _functional_of(func, tuple(targets))
     if functional is None or not all(is_here(x) for x in written):
         return env.call_torchax(func, types, args, kwargs)
-    keeps_all = set(targets) <= {x.name for x in functional._schema.arguments}
-    inputs = {x: y for x, y in bound.items() if keeps_all or x not in targets}
+    kept = {x.name for x in functional._schema.arguments}
+    inputs = {name: x for name, x in bound.items() if name in kept}
     names = [x.name for x in functional._schema.arguments if not x.kwarg_only]
     places = [inputs.pop(name) for name in names if name in inputs]
     with torch.enable_grad():
