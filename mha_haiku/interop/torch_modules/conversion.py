@@ -155,12 +155,7 @@ def convert(module: Any) -> TorchModule:
     return TorchModule(
         forward,
         params,
-        kind,
-        original,
-        module,
-        changes,
-        arguments,
-        run,
+        *(kind, original, module, changes, arguments, run),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),

@@ -25,18 +25,11 @@ import torchax.tensor  # pyright: ignore[reportMissingImports]
 from torch._decomp import decomposition_table  # pyright: ignore[reportMissingImports]
 from torch.nn.modules import transformer  # pyright: ignore[reportMissingImports]
 from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
-from torchax.ops import (  # pyright: ignore[reportMissingImports]
-    jaten,
-    jax_reimplement,
-    mappings,
-)
+from torchax.ops import jaten, jax_reimplement, mappings  # pyright: ignore
 
 from mha_haiku.core import masks
 from mha_haiku.core.attention import implementations, scores
-from mha_haiku.interop.torch_modules import (
-    environment,
-    torch_memory,
-)
+from mha_haiku.interop.torch_modules import environment, torch_memory
 from mha_haiku.interop.torch_modules.torch_memory import Tensor, is_here
 
 _ATEN, _DEVICE = torch.ops.aten, torch_memory.DEVICE
@@ -47,9 +40,8 @@ _MOST_FOLDED = 2**16  # numbers of a result that is computed while tracing
 _WIDE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 # With others, all that is computed has 32 bits; indices become integers of 64.
 _LONG = {*_WIDE, torch.int64, torch.int32, torch.uint32, torch.uint64}
+_OF_VALUES = jax.errors.JAXTypeError, jax.errors.JAXIndexError
 _RANDOM = torch.rand, torch.randn, torch.randint  # of 32 bits by the lowering of JAX
-# Raised where torchax lacks options of operations that torch itself decomposes.
-_LACKS = AssertionError, NotImplementedError, TypeError, ValueError
 # JAX has a kernel's support next to it, where torchax 0.0.13 has the kernel alone.
 jax_reimplement._kernels = {
     name: kernel if callable(kernel) else kernel[-1]
@@ -104,49 +96,43 @@ class Environment(torchax.tensor.Environment):
 
     def __init__(self):
         super().__init__()
-        self._function_mode, self._dispatch_mode = (
-            FunctionMode(self),
-            DispatchMode(self),
-        )
+        self._function_mode = FunctionMode(self)
+        self._dispatch_mode = DispatchMode(self)
         for name, op in self._decomps.items():
             run = functools.partial(self._run_here, op.func)
             self._decomps[name] = dataclasses.replace(op, func=run)
         for function in _LEFT_TO_TORCH:
             self._ops.pop(function, None)
-        for functions, override in (
-            # torch folds the axes of a batch and of heads, which this keeps apart.
-            (
-                (torch.matmul, torch.Tensor.matmul, torch.Tensor.__matmul__),
-                functools.partial(self.call, jnp.matmul),
+        # torch folds the axes of a batch and of heads, which this keeps apart.
+        matmul = functools.partial(self.call, jnp.matmul)
+        power = functools.partial(self.call, jnp.power)
+        overrides = {
+            torch.matmul: matmul,
+            torch.Tensor.matmul: matmul,
+            torch.Tensor.__matmul__: matmul,
+            torch.nn.functional.linear: self._linear,
+            torch.Tensor.new_tensor: lambda x, data, dtype=None, **_: torch.as_tensor(
+                data, dtype=dtype or x.dtype
             ),
-            ([torch.nn.functional.linear], self._linear),
-            (
-                [torch.Tensor.new_tensor],
-                lambda x, data, *, dtype=None, **_: torch.as_tensor(
-                    data, dtype=dtype or x.dtype
-                ),
+            torch.Tensor.__getitem__: torch_memory.item,
+            torch.nn.functional.scaled_dot_product_attention: self._attend,
+            _ATEN.copy.default: lambda x, y, *_: y.expand(x.shape).to(x.dtype),
+            _ATEN.argmax.default: self._argmax,
+            _ATEN.argmin.default: lambda x, *options, **named: self._argmax(
+                -x if x.is_floating_point() else ~x, *options, **named
             ),
-            ([torch.Tensor.__getitem__], torch_memory.item),
-            ([torch.nn.functional.scaled_dot_product_attention], self._attend),
-            (
-                [_ATEN.copy.default],
-                lambda x, y, *_: y.expand(x.shape).to(x.dtype),
+            _ATEN.normal_functional.default: lambda x, mean=0.0, std=1.0, **_: (
+                torch.randn_like(x) * std + mean
             ),
-            (_overloads(_ATEN.pow), functools.partial(self.call, jnp.power)),
-            ([_ATEN.argmax.default], self._argmax),
-            ([_ATEN.argmin.default], self._argmin),
-            (
-                [_ATEN.normal_functional.default],
-                lambda x, mean=0.0, std=1.0, **_: torch.randn_like(x) * std + mean,
-            ),
-            (_overloads(_ATEN.random), _random),
-            ([_ATEN._upsample_bilinear2d_aa.default], self._resize("billinear")),
-            ([_ATEN._upsample_bicubic2d_aa.default], self._resize("bicubic2d")),
-            ([_ATEN._is_all_true.default], torch.all),
-            ([_ATEN._is_any_true.default], torch.any),
-        ):
-            for function in functions:
-                self.override_op_definition(function, override)
+            _ATEN._upsample_bilinear2d_aa.default: self._resize("billinear"),
+            _ATEN._upsample_bicubic2d_aa.default: self._resize("bicubic2d"),
+            _ATEN._is_all_true.default: torch.all,
+            _ATEN._is_any_true.default: torch.any,
+            **dict.fromkeys(_overloads(_ATEN.pow), power),
+            **dict.fromkeys(_overloads(_ATEN.random), _random),
+        }
+        for function, override in overrides.items():
+            self.override_op_definition(function, override)
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
@@ -192,9 +178,6 @@ class Environment(torchax.tensor.Environment):
                 return jnp.argmax(x, dim, keepdims=keepdim)
 
         return self.call(index, x).long()
-
-    def _argmin(self, x: Any, dim: int | None = None, keepdim: bool = False) -> Any:
-        return self._argmax(-x if x.is_floating_point() else ~x, dim, keepdim)
 
     def _resize(self, kind: str) -> Callable:
         function = getattr(jaten, f"_aten_upsample_{kind}_aa")
@@ -293,11 +276,11 @@ class Environment(torchax.tensor.Environment):
         """Runs an operation of torchax, or what torch decomposes it into."""
         try:
             return super().dispatch(func, types, args, dict(kwargs))
-        except (*_LACKS, self.missing) as error:
+        except Exception as error:  # torchax lacks operations, and options of some
             other = decomposition_table.get(func)
             if isinstance(error, self.missing) and _is_composite(func):
                 other = other or func.decompose
-            if other is None or isinstance(error, jax.errors.JAXTypeError):
+            if other is None or isinstance(error, _OF_VALUES):
                 raise
             with self._dispatch_mode:
                 return self._run_here(other, *args, **kwargs)
@@ -392,6 +375,6 @@ def _overloads(packet: Any) -> list[Any]:
 
 
 def _random(x: Any, low: Any = 0, high: Any = None, *, generator: Any = None) -> Any:
-    if high is None:
-        low, high = 0, low or 2**24  # floats hold integers up to there
+    # Floats hold integers up to 2^24.
+    low, high = (0, low or 2**24) if high is None else (low, high)
     return torch.randint(low, high, x.shape, device=x.device).to(x.dtype)

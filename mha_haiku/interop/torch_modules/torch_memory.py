@@ -135,8 +135,7 @@ class Deferred(Tensor):
         pairs = zip(_key(key), self.shape, strict=False)
         # All of it, as of mask[:, :, :, :num_keys].
         is_whole = all(
-            isinstance(x, slice) and x.indices(size) == (0, size, 1)
-            for x, size in pairs
+            isinstance(x, slice) and range(n)[x] == range(n) for x, n in pairs
         )
         return self if is_whole else super().__getitem__(key)
 
