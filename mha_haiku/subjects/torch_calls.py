@@ -129,7 +129,7 @@ class Calls(Sequence):
         return result
 
     def _map(
-        self, part: _Part, of_call: tuple, num_keys: int, first_query: int
+        self, part: _Part, of_call: Any, num_keys: int, first_query: int
     ) -> AttentionMap:
         """Computes the logsumexp of a call, and returns its map.
 

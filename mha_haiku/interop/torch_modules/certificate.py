@@ -234,7 +234,7 @@ class _Call(NamedTuple):
             if has_slopes and first is not None and first.requires_grad:
                 weights = torch.as_tensor(self.weights(first.shape), device=like.device)
                 total, inputs = (first.float() * weights).sum(), [*floats.values()]
-                options = dict(allow_unused=True, materialize_grads=True)
+                options: Any = dict(allow_unused=True, materialize_grads=True)
                 slopes = torch.autograd.grad(total, inputs, **options)
         return {  # in their order, which a tree would lose; there may be no slopes
             "outputs": {x: _array(y) for x, y in outputs.items()},
@@ -382,7 +382,7 @@ def _array(x: Any) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[None]:
+def _watched(module: Any, watch: Any) -> Iterator[None]:
     """Watches the floats of inner modules' outputs, by the name `site#call output`."""
     from torch.nn import modules  # pyright: ignore[reportMissingImports]
 

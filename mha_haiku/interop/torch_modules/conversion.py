@@ -132,7 +132,7 @@ def convert(module: Any) -> TorchModule:
         leaves, structure = jax.tree.flatten(whole)
         arrays = [x for x in leaves if traces.is_array(x)]
         kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
-        key = structure, jax.config.jax_enable_x64, *kinds
+        key = structure, jax.dtypes.canonicalize_dtype(float), *kinds
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")

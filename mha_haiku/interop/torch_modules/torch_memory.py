@@ -41,7 +41,7 @@ class Memory:
         self.put = put or functools.partial(_put, view)
         self.seen = None if base is None else base.read()
 
-    def read(self) -> jax.Array:
+    def read(self) -> Any:
         """Returns the array as it is now; it may be computed only here."""
         if callable(self.value):
             self.value = self.value()
