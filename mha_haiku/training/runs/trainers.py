@@ -2,6 +2,7 @@
 
 import math
 import time
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -21,6 +22,26 @@ _SECONDS_PER_DISPATCH = 1.0
 
 class NonFiniteLossError(ArithmeticError):
     """The loss or its gradient became infinite or NaN; the last checkpoint is good."""
+
+
+def averages(
+    window: Sequence[tuple[train_step.Report, float]], batch_size: int
+) -> dict[str, float]:
+    """Averages over the steps of dispatches, given with the seconds of each.
+
+    The last gradient's norm is among them; {} without steps.
+    """
+    if not window:
+        return {}
+    reports, seconds = zip(*window, strict=True)
+    steps = jax.tree.map(lambda *x: np.concatenate(x), *reports)
+    # The bits of a sum over all steps do not depend on the dispatches.
+    sums = jax.tree.map(lambda x: float(x.sum(dtype=np.float64)), steps.sums)
+    return {
+        **evaluation.means(sums),
+        "gradient_norm": float(steps.gradient_norm[-1]),
+        "examples_per_second": len(steps.finite) * batch_size / sum(seconds),
+    }
 
 
 class Trainer:
@@ -121,7 +142,7 @@ class Trainer:
 
         Opens a new window. `failure` says so if the held-out loss is not finite.
         """
-        metrics = self._averages()
+        metrics = averages(self.window, self.config.training.batch_size)
         self.window.clear()
         if is_evaluated:
             sums = self._evaluation(self.state.params, self._held_out_data, self.seed)
@@ -131,21 +152,6 @@ class Trainer:
                 return metrics
             metrics |= {f"held_out_{name}": value for name, value in means.items()}
         return metrics
-
-    def _averages(self) -> dict[str, float]:
-        """Averages over the window, with the last gradient's norm; {} without steps."""
-        if not self.window:
-            return {}
-        reports, seconds = zip(*self.window, strict=True)
-        steps = jax.tree.map(lambda *x: np.concatenate(x), *reports)
-        # The bits of a sum over all steps do not depend on the dispatches.
-        sums = jax.tree.map(lambda x: float(x.sum(dtype=np.float64)), steps.sums)
-        count = len(steps.gradient_norm) * self.config.training.batch_size
-        return {
-            **evaluation.means(sums),
-            "gradient_norm": float(steps.gradient_norm[-1]),
-            "examples_per_second": count / sum(seconds),
-        }
 
     def learning_rate(self) -> float:
         """Computes the learning rate of the last step."""
