@@ -65,7 +65,8 @@ def _put(view: Any, base: jax.Array, value: jax.Array) -> jax.Array:
     # A view is linear, and its transpose writes each element back; the transpose of
     # JAX does not conjugate.
     back = jax.linear_transpose(view, base)
-    (image,), (count,) = back(jnp.conj(value)), back(jnp.ones_like(value))
+    one = jnp.full_like(value, 1 + 1j if jnp.iscomplexobj(value) else 1)
+    (image,), (count,) = back(jnp.conj(value)), back(one)
     return jnp.where(count != 0, jnp.conj(image), base)
 
 
