@@ -156,7 +156,7 @@ def _maker(value: Value) -> Equation:
 def _rows(length: int, largest: int) -> int:
     """Chooses the rows of a block: a divisor of the length, if one is near."""
     largest = min(largest, length)
-    near = range(largest, max(largest // 2, 1) - 1, -1)
+    near = range(largest, largest // 2, -1)
     return next((rows for rows in near if length % rows == 0), largest)
 
 
