@@ -15,10 +15,12 @@ import importlib.metadata
 import inspect
 import json
 import multiprocessing
+import os
 import pathlib
 import re
 import resource
 import sys
+import tempfile
 import textwrap
 import threading
 import warnings
@@ -37,6 +39,10 @@ TOLERANCE = 1e-4  # of the largest number
 # They return weights from which the share of a sink is not yet taken.
 _OTHER_WEIGHTS = ("granite_swa", "granitemoe_swa")
 _TYPES_OF_A_PROCESS = 40  # as compiled programs stay in its memory
+_COMPILER = {
+    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
+    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+}
 _TEXT = """\
 Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Right*:
 `subject.check` finds output, maps and gradients equal to torch's, and so are the maps
@@ -49,9 +55,10 @@ _LOWEST, _HIGHEST, _SPECIAL = 3, 90, 127  # ids of tokens; special ones count do
 # The first pattern that fits a field's whole name has its most, None if it stays. In
 # lists it is the most of each item.
 _SIZES = {
-    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|type_vocab).*": None,
+    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|kernel).*": None,
+    "type_vocab.*": None,
     ".*(max_seq_len|seq_len(gth)?|text_length|position_emb.*|positions|n_ctx)": 64,
-    ".*(vocab_?size|num_embeddings|codebook_size|codebook_num)": VOCABULARY,
+    ".*(vocab_?size.*|num_embeddings|codebook_size|codebook_num|_vocab)": VOCABULARY,
     "num_key_value_groups|.*_groups?": 2,
     "mamba_d_ssm|.*ssm_dim": 2 * WIDTH,
     ".*(mamba|ssm).*heads": 8,
@@ -62,17 +69,23 @@ _SIZES = {
     ".*(per_tok(en)?|top_?k(_experts)?)|moe_k": 2,
     ".*experts": 4,
     "(.*_|n_|num_)?(layers?|depth|blocks?|block_num)": 2,
-    "depths|layers_per_block": 1,
+    "depths|layers_per_block|blocks_per_stage": 1,
     ".*(head_dim|head_size|dim_head|d_kv|d_head|headdim|lora_rank)": 16,
     "rotary_dim|.*nope_head_dim|.*rope_head_dim": 8,
     "(.*_)?patch(_?size|_length)s?": 8,
     "(.*_)?(image|img|crop|input|tile)_size": SIDE,
     "(.*_)?sliding_window|(attention|local)_(window|attention)": 4,
+    "num_pos_feats": WIDTH // 2,
     ".*(num_frames|num_queries|query_tokens|num_latents|queries|num_points)": 8,
     "num_mel_bins|feature_size|n_mels|num_mels|mel_bins": 16,
     ".*(d_ff|(ffn|mlp|intermediate|feed_forward)_(dim|size))": 2 * WIDTH,
+    "embed_dim_per_stage|backbone_channel_list": WIDTH,
     ".*(size|sizes|dim|dims|d_model|embd|width|channels?|filters|features?)": WIDTH,
 }
+_MELS = (
+    "feature_projection_input_dim num_mel_bins input_feat_per_channel n_mels "
+    "feature_size"
+).split()
 _TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
 _RESNET = dict(
@@ -82,11 +95,15 @@ _ONE, _THREE = (
     dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
     for x in (["stage4"], ["stage2", "stage3", "stage4"])
 )
+_DETECTOR = _THREE | dict(encoder_in_channels=[8] * 3)
 _SWIN = dict(image_size=2 * SIDE, window_size=2)
 _SERIES = dict(prediction_length=4, lags_sequence=[1, 2, 3], num_time_features=1)
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys("conditional_detr dab-detr detr table-transformer".split(), _ONE),
     "deformable_detr": _THREE,
+    **dict.fromkeys(
+        "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v4".split(), _DETECTOR
+    ),
     **dict.fromkeys("autoformer informer time_series_transformer".split(), _SERIES),
     **dict.fromkeys("swin donut-swin maskformer-swin swinv2".split(), _SWIN),
     "layoutlmv3": dict(coordinate_size=10, shape_size=12),
@@ -99,6 +116,10 @@ _EXCEPTIONS: dict[str, dict[str, Any]] = {
     "esm": dict(vocab_size=33, mask_token_id=32),
     "gpt_neo": dict(attention_types=[[["global", "local"], 1]]),
     "nemotron": dict(num_key_value_heads=2),
+    "lfm2_moe": dict(layer_types=["conv", "full_attention"]),
+    "xmod": dict(default_language="en_XX"),
+    "cvt": dict(depth=[1, 2, 3]),
+    "audio-spectrogram-transformer": dict(max_length=2 * 32),
 }
 
 
@@ -128,7 +149,7 @@ def shrunk(config: Any, tokens: dict[int, int]) -> Any:
             new = HEADS // 2 if is_grouped else min(value, HEADS)
         # A number that the class itself derives stays derived.
         is_chosen = is_whole or declared.get(name) is not None
-        if value != default.get(name) or (new is not value and is_chosen):
+        if (new is not value and is_chosen) or value != default.get(name):
             chosen[name] = new
     result = kind(**chosen | _EXCEPTIONS.get(kind.model_type, {}))
     if "head_dim" in declared and vars(result).get("head_dim", 0) is None:
@@ -154,7 +175,7 @@ def _value(name: str, value: Any, tokens: dict[int, int]) -> Any:
         is_low = value <= _HIGHEST
         return value if is_low else tokens.setdefault(value, _SPECIAL - len(tokens))
     most = next((x for key, x in _SIZES.items() if re.fullmatch(key, name)), None)
-    if most == HEADS and value < HEADS:
+    if most == HEADS and 0 < value < HEADS:
         return 2 ** (value.bit_length() - 1)  # divides the width
     return value if most is None else min(value, most)
 
@@ -234,7 +255,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     channels = find(3, "num_channels", "in_channels", "in_chans")
     patch, frames = find(8, "patch_size"), find(4, "num_frames", "frames_per_clip")
     tubes, width = find(1, "temporal_patch_size"), find(WIDTH, "hidden_size", "d_model")
-    mels = find(16, "num_mel_bins", "input_feat_per_channel", "n_mels", "feature_size")
+    mels = find(16, *_MELS)
     sound = 2 * find(32, "max_source_positions")
     grid, patches = np.array([[1, 4, 4]] * B), normal(16, channels * tubes * patch**2)
     flat = normal(16, channels, patch, patch).reshape(B * 16, channels, patch, patch)
@@ -246,6 +267,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     return {
         "input_ids": [random.choice(tokens, (B, T))],
         "pixel_values": images,
+        "pixel_values_videos": images[1:2],
         "image_grid_thw": [grid],
         "input_features": sounds,
         "input_values": [*sounds[2:4], *sounds[:2], sounds[4]],
@@ -255,19 +277,21 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "future_time_features": each((4, 1)),
         "visual_feats": each((5, find(WIDTH, "visual_feat_dim"))),
         "visual_pos": each((5, 4)),
-        # The rest only where it has to be there.
+        # What follows only where it has to be there.
         "grid_thw": [grid],
         "target_sizes": [grid[:, 1:]],
         "spatial_shapes": [grid[:, 1:]],
         "merge_sizes": [np.full(B, 2)],
+        "pixel_attention_mask": [np.ones((B, 16), int)],
+        "input_features_mask": [np.ones((B, sound), int)],
         "hidden_states": [normal(T, width), *images[2:]],
         "inputs_embeds": each((T, width)),
         "encoder_hidden_states": each((5, find(width, "encoder_hidden_size"))),
         "query_embeds": each((8, width)),
         "qformer_input_ids": [random.choice(tokens, (B, T))],
-        "pixel_attention_mask": [np.ones((B, 16), int)],
         "attention_mask": [np.ones((B, T), int)],
-        "input_features_mask": [np.ones((B, sound), int)],
+        "task_inputs": [random.choice(tokens, (B, T))],
+        "image": images,
         "past_values": each((7,), (64, channels), (64,)),
         "past_time_features": each((7, 1)),
         "past_observed_mask": [np.ones((B, 7), "f4"), np.ones((B, 64, channels), "f4")],
@@ -289,7 +313,8 @@ def run(module: Any, given: dict[str, Any], **options: Any) -> Any:
 
     if "use_cache" in inspect.signature(module.forward).parameters:
         options["use_cache"] = False
-    with torch.no_grad():
+    with torch.no_grad(), torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)  # as for the copy
         return module(**{k: torch.as_tensor(x) for k, x in given.items()}, **options)
 
 
@@ -302,10 +327,12 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
         if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD
     ]
     main = np.atleast_1d(module.main_input_name).tolist()
-    usual = [x for x in [*table][:11] if x in known]
+    usual = [x for x in [*table][:12] if x in known]
+    sizes = [x for x in [*table][12:18] if x in known]
     choices = [usual, [*main, "decoder_input_ids"], main, ["input_ids"]]
     choices += [[*main, "encoder_hidden_states"], ["inputs_embeds"]]
-    error = LookupError(f"no inputs are known for {', '.join(known)}")
+    choices += [[*x, *sizes] for x in choices if sizes]
+    first = None
     for layout in range(5):
         for names in choices:
             names = dict.fromkeys((*names, *required))
@@ -318,12 +345,12 @@ def inputs(module: Any) -> dict[str, np.ndarray]:
                     run(module, given)
                     return given
                 except Exception as caught:
-                    error = caught if isinstance(error, LookupError) else error
+                    first = first or caught
                     features = re.search(r"features:? (\d+)", str(caught))
                     if not features or "input_ids" not in given:
                         break
                     given = _with_image(module, given, int(features[1]))
-    raise error
+    raise first or LookupError(f"no inputs are known for {', '.join(known)}")
 
 
 def _with_image(module: Any, given: dict, count: int) -> dict[str, np.ndarray]:
@@ -376,12 +403,14 @@ def _verdict(module: Any, given: dict[str, np.ndarray]) -> tuple[str, str]:
 
 def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[Any]:
     """Lists the weights that torch returns; some models return scores or means."""
+    import torch
+
     try:
         output = run(module, given, output_attentions=True)
-        arrays = [output[x] or () for x in output if x.endswith("attentions")]
+        groups = [output[x] for x in output if x.endswith("attentions")]
     except Exception:
         return []  # it has no such option
-    arrays = [x for group in arrays for x in group if x is not None and x.ndim == 4]
+    arrays = [x for x in torch.utils._pytree.tree_leaves(groups) if np.ndim(x) == 4]
     return [x for x in arrays if ((x.sum(-1) - 1).abs() < TOLERANCE).all()]
 
 
@@ -510,7 +539,10 @@ def main(
         found = {record["type"]: record for record in lines}
     missing = [kind for kind in kinds if kind not in found]
     process = _Process()
-    with concurrent.futures.ThreadPoolExecutor(workers) as pool:
+    pool = concurrent.futures.ThreadPoolExecutor(workers)
+    with tempfile.TemporaryDirectory() as folder, pool:
+        # Most time is of compiling small operations, many of which types share.
+        os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, **_COMPILER, **os.environ}
         waiting = [
             pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing
         ]

@@ -201,7 +201,7 @@ def wrap(
         module = torch_modules.convert(function)
         certifier = torch_modules.Certifier(module, is_strict=check)
         function, params = module.function, module.params
-        read = {name: getattr(module, name) for name in module._fields[3:]}
+        read = {name: getattr(module, name) for name in module._fields[8:]}
         read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name

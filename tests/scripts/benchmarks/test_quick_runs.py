@@ -49,6 +49,7 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
         (long_context, "--case=gates_4096"),
         (long_context, "--case=by_hand_32768"),
         (long_context, "--case=trace_128"),
+        (long_context, "--case=first_maps_64"),
     ],
 )
 def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):
