@@ -39,24 +39,19 @@ TOLERANCE = 1e-4  # of the largest number
 # They return weights from which the share of a sink is not yet taken.
 _OTHER_WEIGHTS = ("granite_swa", "granitemoe_swa")
 _TYPES_OF_A_PROCESS = 40  # as compiled programs stay in its memory
-_COMPILER = {
-    "JAX_DISABLE_MOST_OPTIMIZATIONS": "1",
-    "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
-}
 _TEXT = """\
 Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Right*:
 `subject.check` finds output, maps and gradients equal to torch's, and so are the maps
 that the model itself returns. *No attention*: no part is attention that has a map.
 *Refused*: an error with its reason, and no number. *Not tried*: torch itself does not
-run the type on such inputs here."""
+run the type on such inputs here, or time or memory ran out."""
 B, T, VOCABULARY, WIDTH, HEADS, SIDE, SAMPLES = 2, 7, 128, 64, 4, 32, 4000
 _LOWEST, _HIGHEST, _SPECIAL = 3, 90, 127  # ids of tokens; special ones count down
 
 # The first pattern that fits a field's whole name has its most, None if it stays. In
 # lists it is the most of each item.
 _SIZES = {
-    ".*(loss|cost|coef|scale|merge|stride|std|rate|ratio|factor|kernel).*": None,
-    "type_vocab.*": None,
+    ".*(loss|scale|merge|stride|std|rate|ratio|factor|kernel|type_vocab).*": None,
     ".*(max_seq_len|seq_len(gth)?|text_length|position_emb.*|positions|n_ctx)": 64,
     ".*(vocab_?size.*|num_embeddings|codebook_size|codebook_num|_vocab)": VOCABULARY,
     "num_key_value_groups|.*_groups?": 2,
@@ -69,7 +64,7 @@ _SIZES = {
     ".*(per_tok(en)?|top_?k(_experts)?)|moe_k": 2,
     ".*experts": 4,
     "(.*_|n_|num_)?(layers?|depth|blocks?|block_num)": 2,
-    "depths|layers_per_block|blocks_per_stage": 1,
+    "depths|layers_per_block": 1,
     ".*(head_dim|head_size|dim_head|d_kv|d_head|headdim|lora_rank)": 16,
     "rotary_dim|.*nope_head_dim|.*rope_head_dim": 8,
     "(.*_)?patch(_?size|_length)s?": 8,
@@ -79,31 +74,22 @@ _SIZES = {
     ".*(num_frames|num_queries|query_tokens|num_latents|queries|num_points)": 8,
     "num_mel_bins|feature_size|n_mels|num_mels|mel_bins": 16,
     ".*(d_ff|(ffn|mlp|intermediate|feed_forward)_(dim|size))": 2 * WIDTH,
-    "embed_dim_per_stage|backbone_channel_list": WIDTH,
     ".*(size|sizes|dim|dims|d_model|embd|width|channels?|filters|features?)": WIDTH,
 }
-_MELS = (
-    "feature_projection_input_dim num_mel_bins input_feat_per_channel n_mels "
-    "feature_size"
-).split()
 _TOKEN = re.compile(".*(token|start|end|pad|bos|eos|sep|cls|mask)_?(id|index)s?|.*_id")
 # What names of fields do not tell.
-_RESNET = dict(
-    model_type="resnet", embedding_size=8, hidden_sizes=[8] * 4, depths=[1] * 4
-)
+_RESNET = dict(model_type="resnet", embedding_size=8, hidden_sizes=[8] * 4)
+_RESNET["depths"] = [1] * 4
 _ONE, _THREE = (
     dict(use_timm_backbone=False, backbone_config=_RESNET | dict(out_features=x))
     for x in (["stage4"], ["stage2", "stage3", "stage4"])
 )
-_DETECTOR = _THREE | dict(encoder_in_channels=[8] * 3)
+_THREE |= dict(encoder_in_channels=[8] * 3)
 _SWIN = dict(image_size=2 * SIDE, window_size=2)
 _SERIES = dict(prediction_length=4, lags_sequence=[1, 2, 3], num_time_features=1)
 _EXCEPTIONS: dict[str, dict[str, Any]] = {
     **dict.fromkeys("conditional_detr dab-detr detr table-transformer".split(), _ONE),
-    "deformable_detr": _THREE,
-    **dict.fromkeys(
-        "rt_detr rt_detr_v2 d_fine deimv2 pp_doclayout_v4".split(), _DETECTOR
-    ),
+    **dict.fromkeys("deformable_detr rt_detr rt_detr_v2 d_fine deimv2".split(), _THREE),
     **dict.fromkeys("autoformer informer time_series_transformer".split(), _SERIES),
     **dict.fromkeys("swin donut-swin maskformer-swin swinv2".split(), _SWIN),
     "layoutlmv3": dict(coordinate_size=10, shape_size=12),
@@ -244,8 +230,8 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     def normal(*shape: int) -> np.ndarray:
         return random.normal(size=(B, *shape)).astype(np.float32)
 
-    def each(shape: tuple[int, ...], *others: tuple[int, ...]) -> list[np.ndarray]:
-        return [normal(*x) for x in (shape, *others)]
+    def each(*shapes: tuple[int, ...]) -> list[np.ndarray]:
+        return [normal(*x) for x in shapes]
 
     numbers = [(key, x) for key, x in values if isinstance(x, int)]
     special = {x for key, x in numbers if key.endswith(("id", "index"))}
@@ -255,7 +241,7 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
     channels = find(3, "num_channels", "in_channels", "in_chans")
     patch, frames = find(8, "patch_size"), find(4, "num_frames", "frames_per_clip")
     tubes, width = find(1, "temporal_patch_size"), find(WIDTH, "hidden_size", "d_model")
-    mels = find(16, *_MELS)
+    mels = find(16, "num_mel_bins", "input_feat_per_channel", "n_mels", "feature_size")
     sound = 2 * find(32, "max_source_positions")
     grid, patches = np.array([[1, 4, 4]] * B), normal(16, channels * tubes * patch**2)
     flat = normal(16, channels, patch, patch).reshape(B * 16, channels, patch, patch)
@@ -290,8 +276,6 @@ def arguments(module: Any) -> dict[str, list[np.ndarray]]:
         "query_embeds": each((8, width)),
         "qformer_input_ids": [random.choice(tokens, (B, T))],
         "attention_mask": [np.ones((B, T), int)],
-        "task_inputs": [random.choice(tokens, (B, T))],
-        "image": images,
         "past_values": each((7,), (64, channels), (64,)),
         "past_time_features": each((7, 1)),
         "past_observed_mask": [np.ones((B, 7), "f4"), np.ones((B, 64, channels), "f4")],
@@ -321,11 +305,7 @@ def run(module: Any, given: dict[str, Any], **options: Any) -> Any:
 def inputs(module: Any) -> dict[str, np.ndarray]:
     """Finds inputs that torch itself takes, of as many sides as possible."""
     known, table = inspect.signature(module.forward).parameters, arguments(module)
-    required = [
-        name
-        for name, x in known.items()
-        if x.default is x.empty and x.kind is x.POSITIONAL_OR_KEYWORD
-    ]
+    required = [name for name, x in known.items() if x.default is x.empty]
     main = np.atleast_1d(module.main_input_name).tolist()
     usual = [x for x in [*table][:12] if x in known]
     sizes = [x for x in [*table][12:18] if x in known]
@@ -372,13 +352,11 @@ def tried(kind: str) -> dict[str, Any]:
             record["model"] = type(module).__name__
             given = inputs(module)
             record["inputs"] = {name: x.shape for name, x in given.items()}
-        except (Exception, MemoryError) as error:
-            return record | {"reason": _line(error)}
-        try:
-            verdict, reason = _verdict(module, given)
-            return record | {"verdict": verdict, "reason": reason}
-        except (Exception, MemoryError) as error:
-            return record | {"verdict": "refused", "reason": _line(error)}
+            record["verdict"] = "refused"  # by an error from here on
+            record["verdict"], record["reason"] = _verdict(module, given)
+        except Exception as error:
+            record["reason"] = _line(error)
+    return record
 
 
 def _verdict(module: Any, given: dict[str, np.ndarray]) -> tuple[str, str]:
@@ -460,7 +438,7 @@ class _Process(threading.local):
             theirs.close()
             self.count, seconds = 0, seconds + 60  # to import
         self.count += 1
-        record = {"type": kind, "verdict": "refused", "reason": "it takes too long"}
+        record = {"type": kind, "verdict": "not tried", "reason": "it takes too long"}
         try:
             self.pipe.send(kind)
             if self.pipe.poll(seconds):
@@ -476,30 +454,24 @@ class _Process(threading.local):
 
 
 def table(found: dict[str, dict[str, Any]]) -> str:
-    """Writes the types of each verdict as Markdown, refused ones by their reasons."""
+    """Writes the types of each verdict as Markdown, by inputs or by reasons."""
     names = "transformers", "torch", "torchax", "jax"
     versions = ", ".join(f"{x} {importlib.metadata.version(x)}" for x in names)
     groups = {x: [r for r in found.values() if r["verdict"] == x] for x in VERDICTS}
     lines = ["# Model types of transformers under `mh.wrap`", "", _TEXT, ""]
-    lines += [f"With {versions}:", "", "| verdict | types |", "|---|---|"]
+    lines += [f"{len(found)} types, with {versions}:", ""]
+    lines += ["| verdict | types |", "|---|---|"]
     lines += [f"| {x} | {len(group)} |" for x, group in groups.items()]
     for verdict, group in groups.items():
-        lines += ["", f"## {verdict.capitalize()}", ""]
-        if verdict in VERDICTS[:2]:  # by inputs
-            of_inputs = collections.defaultdict(list)
-            for r in group:
-                of_inputs[", ".join(r["inputs"])].append(r["type"])
-            for names, kinds in sorted(of_inputs.items(), key=lambda x: -len(x[1])):
-                text = f"- {names}: {', '.join(sorted(kinds))}"
-                lines += textwrap.wrap(text, 110, break_on_hyphens=False)
-            lines += [] if group else ["None."]
-            continue
-        by_reason = collections.defaultdict(list)
+        by_key = collections.defaultdict(list)
         for r in group:
-            by_reason[r["reason"][:150].replace("|", "\\|")].append(r["type"])
-        lines += ["| types | reason |", "|---|---|"] if group else ["None."]
-        ordered = sorted(by_reason.items(), key=lambda x: (-len(x[1]), x[1]))
-        lines += [f"| {', '.join(sorted(x))} | {reason} |" for reason, x in ordered]
+            is_tried = verdict in ("right", "no attention")
+            key = ", ".join(r["inputs"]) if is_tried else r["reason"][:150]
+            by_key[key].append(r["type"])
+        lines += ["", f"## {verdict.capitalize()}", "", *([] if group else ["None."])]
+        for key, kinds in sorted(by_key.items(), key=lambda x: (-len(x[1]), x[1])):
+            text = f"- {key}: {', '.join(sorted(kinds))}"
+            lines += textwrap.wrap(text, 110, break_on_hyphens=False)
     return "\n".join(lines) + "\n"
 
 
@@ -528,24 +500,20 @@ def main(
     kinds = types.split(",") if types else every
     with checks.user_mistakes():
         for name in set(kinds) - {*every}:
-            raise ValueError(
-                f"--types: transformers has no model type {name!r}."
-                f"{checks.nearest(name, every)}"
-            )
+            hint = checks.nearest(name, every)
+            raise ValueError(f"--types: transformers has no model type {name!r}.{hint}")
         checks.positive_integer("--workers", workers)
-    found = {}
-    if results and path.exists():
-        lines = map(json.loads, path.read_text().splitlines())
-        found = {record["type"]: record for record in lines}
+    lines = path.read_text().splitlines() if results and path.exists() else []
+    found = {record["type"]: record for record in map(json.loads, lines)}
     missing = [kind for kind in kinds if kind not in found]
     process = _Process()
     pool = concurrent.futures.ThreadPoolExecutor(workers)
     with tempfile.TemporaryDirectory() as folder, pool:
         # Most time is of compiling small operations, many of which types share.
-        os.environ |= {"JAX_COMPILATION_CACHE_DIR": folder, **_COMPILER, **os.environ}
-        waiting = [
-            pool.submit(process.tried, kind, seconds, gigabytes) for kind in missing
-        ]
+        os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", folder)
+        os.environ.setdefault("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")
+        os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+        waiting = [pool.submit(process.tried, x, seconds, gigabytes) for x in missing]
         done = concurrent.futures.as_completed(waiting)
         for each in (bar := tqdm.tqdm(done, total=len(missing), unit="type")):
             record = each.result()
