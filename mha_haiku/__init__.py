@@ -49,6 +49,7 @@ if TYPE_CHECKING:
     from mha_haiku.records.map_set import MapSet
     from mha_haiku.subjects import Subject, load, train, verb, wrap
     from mha_haiku.subjects import verbs as studies
+    from mha_haiku.subjects.monitors import monitor
     from mha_haiku.subjects.pictures import plot, show
     from mha_haiku.subjects.torch_calls import record
     from mha_haiku.training import devices, runs
@@ -78,6 +79,7 @@ __all__ = [
     "masks",
     "models",
     "modules",
+    "monitor",
     "plot",
     "positions",
     "rasp",
@@ -102,6 +104,7 @@ _PLACES = {
     "devices": "training.devices",
     "interop": "interop",
     "load": "subjects",
+    "monitor": "subjects.monitors",
     "plot": "subjects.pictures",
     "rasp": "lab.rasp",
     "record": "subjects.torch_calls",

@@ -127,8 +127,9 @@ def map_statistics(
     key_tokens: np.ndarray | None = None,
     unseen: np.ndarray | None = None,
     per_query: bool = False,
+    scores: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the statistics of weights `[B..., H, T, S]` by name."""
+    """Returns the statistics of weights `[B..., H, T, S]`, scores -inf where masked."""
     counts = (weights != 0).any(-1)
     if counted is not None:
         counts = counts & counted[..., None, :]
@@ -158,6 +159,8 @@ def map_statistics(
         rows["same_token"] = mass(key_tokens[..., None, None, :] == own)
         before = np.roll(key_tokens, 1, -1)[..., None, None, :]
         rows["induction"] = mass((before == own) & (s > 0) & (s <= t))
+    if scores is not None:
+        rows["max_score"] = np.where(counts, scores.max(-1), -np.inf)
     squared = mass((t - s) ** 2)
     count = counts.sum(-1)
     if per_query:
@@ -166,6 +169,8 @@ def map_statistics(
     else:
         mean = lambda row: np.where(counts, row, 0).sum(-1) / np.maximum(count, 1)  # noqa: E731
         found = {name: mean(row) for name, row in rows.items()}
+        if scores is not None:
+            found["max_score"] = np.where(count, rows["max_score"].max(-1), 0)
         found["rms_distance"] = np.sqrt(mean(squared))
     received = weights.sum(-2)
     if unseen is None:

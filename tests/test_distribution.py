@@ -19,7 +19,10 @@ import mha_haiku
 pytest.importorskip("setuptools")
 _ROOT = pathlib.Path(__file__).parents[1]
 # What a module that is imported only for PyTorch modules may import.
-_OPTIONAL = {"mha_haiku/interop/torch_modules/torch_arrays.py": {"torch", "torchax"}}
+_OPTIONAL = {
+    f"mha_haiku/interop/torch_modules/{name}.py": {"torch", "torchax"}
+    for name in ("torch_arrays", "torch_memory")
+}
 # Prints where each file of the wheel is from, as setuptools finds it, without building.
 _LIST = """
 import json, setuptools

@@ -35,6 +35,7 @@ class Lens(Result):
     texts: np.ndarray
     probabilities: np.ndarray  # `[L + 1, T]`
     logits: jax.Array  # `[L + 1, T, C]`
+    layers: tuple[int, ...] = ()  # numbers in the model; () for 0, 1, ..., L - 1
 
     title = "Logit lens: the likeliest next token after each layer"
     file_name = "lens"
@@ -42,7 +43,8 @@ class Lens(Result):
     @property
     def names(self) -> list[str]:
         """The name of each row."""
-        return [*(f"before layer {i}" for i in range(len(self.texts) - 1)), "output"]
+        numbers = self.layers or range(len(self.texts) - 1)
+        return [*(f"before layer {i}" for i in numbers), "output"]
 
     def __repr__(self) -> str:
         rows = [("", self.tokens), *zip(self.names, self.texts, strict=True)]

@@ -93,9 +93,9 @@ def train(
 ) -> Subject:
     """Trains a model, or resumes its run, and returns it as a subject.
 
-    Next to what `runs.train` writes, the folder gets its attention maps, and the
-    snapshots that the config asks for; `show(workdir)` is their page. After an
-    interrupt there are no maps; the same call resumes.
+    Next to what `runs.train` writes, the folder gets its attention maps, of which
+    `show(workdir)` is the page, and what heads did while it trained, if the config asks
+    for it. After an interrupt there are no maps; the same call resumes.
 
     Args:
       what: A task, such as `tasks.from_arrays` returns; or a whole config. A task means
@@ -138,7 +138,7 @@ def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> loop.Summary:
     """Trains with the observer of the laboratory; otherwise as `runs.train`."""
-    watching = [observers.Snapshots(config.training, config.attention.snapshots)]
+    watching = [observers.Recorder(config.attention.record_every)]
     return loop.train(config, workdir, observers=watching, **options)
 
 
@@ -201,7 +201,7 @@ def wrap(
         module = torch_modules.convert(function)
         certifier = torch_modules.Certifier(module, is_strict=check)
         function, params = module.function, module.params
-        read = {name: getattr(module, name) for name in module._fields[3:]}
+        read = {name: getattr(module, name) for name in module._fields[8:]}
         read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name

@@ -309,7 +309,7 @@ def _programs(model: models.Model) -> dict:
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
     """Makes the dossier of an object that has maps without inputs.
 
-    They are the maps and snapshots that were saved in a run's folder, if there are any.
+    They are the maps that were saved in a run's folder, if there are any.
     `compare` is another such object, or a dict of one by its name, or None.
     """
     if isinstance(value, str | os.PathLike):

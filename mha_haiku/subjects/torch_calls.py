@@ -2,7 +2,7 @@
 
 import contextlib
 import dataclasses
-import re
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from mha_haiku.core import masks
 from mha_haiku.core.attention import AttentionMap, attend
-from mha_haiku.interop.torch_modules import attention_function
+from mha_haiku.interop.torch_modules import attention_function, conversion
 from mha_haiku.lab.text_maps import TextMaps
 
 _MASKED = -6e4  # lower biases stand for a mask; the lowest float16 is about -65,500
@@ -44,12 +44,12 @@ def record(
       ValueError: If nothing was recorded.
     """
     calls = Calls(model, layers, heads)
-    hook = model.register_forward_pre_hook(calls._begin)
-    try:
-        with attention_function.looked_up(calls._observed):
-            yield calls
-    finally:
-        hook.remove()
+    keep = functools.partial(functools.partial, calls._kept)
+    with (
+        model.register_forward_pre_hook(lambda *_: setattr(calls, "_is_new", True)),
+        attention_function.looked_up(keep),
+    ):
+        yield calls
     if not len(calls):
         raise ValueError(
             f"{type(model).__name__} called no attention function of transformers "
@@ -65,17 +65,6 @@ class _Part:
     key: Any = None  # of the last call, which has those of earlier ones
 
 
-@dataclasses.dataclass
-class _Call:
-    """A call of a part: the first `num_keys` keys of the part are its keys."""
-
-    part: _Part
-    query: Any  # [B, H, T, K]
-    num_keys: int
-    first_query: int
-    weighting: Callable[..., dict[str, Any]]
-
-
 class Calls(Sequence):
     """The maps of each call of a model, made when they are read.
 
@@ -87,12 +76,11 @@ class Calls(Sequence):
         self, model: Any, layers: Sequence[int] | None, heads: Sequence[int] | None
     ):
         self._names = {
-            id(part): re.sub(r"\.(\d+)\b", r"_\1", name).replace(".", "/")
-            for name, part in model.named_modules()
+            id(part): conversion.site_of(name) for name, part in model.named_modules()
         }
         self._layers, self._heads = layers, None if heads is None else list(heads)
         self._parts: dict[str, _Part] = {}
-        self._calls: list[dict[str, _Call | None]] = []
+        self._calls: list[dict[str, Callable[[], AttentionMap] | None]] = []
         self._is_new = True
 
     def __len__(self) -> int:
@@ -102,32 +90,17 @@ class Calls(Sequence):
         if isinstance(index, slice):
             return [self[i] for i in range(len(self))[index]]
         calls = self._calls[index].items()
-        return TextMaps({name: self._map(x) for name, x in calls if x is not None})
+        return TextMaps({name: make() for name, make in calls if make is not None})
 
     def __repr__(self) -> str:
         return f"Calls({len(self)} calls, {len(self._parts)} layers)"
 
-    def _begin(self, *_: Any) -> None:
-        self._is_new = True
-
-    def _observed(self, function: Callable) -> Callable:
-        def observed(module: Any, query: Any, key: Any, *args: Any, **options: Any):
-            if id(module) in self._names:
-                mask = options.get("attention_mask", args[1] if args[1:] else None)
-                self._keep(function, module, query, key, mask, options)
-            return function(module, query, key, *args, **options)
-
-        return observed
-
-    def _keep(
-        self,
-        function: Callable,
-        module: Any,
-        query: Any,
-        key: Any,
-        mask: Any,
-        options: dict[str, Any],
-    ) -> None:
+    def _kept(self, function: Callable, module: Any, *args: Any, **options: Any) -> Any:
+        """Calls a function of attention, and keeps what its map is computed of."""
+        result, (query, key) = function(module, *args, **options), args[:2]
+        if id(module) not in self._names:
+            return result
+        mask = options.get("attention_mask", args[3] if args[3:] else None)
         path = name = self._names[id(module)]
         if not self._calls or self._is_new and name in self._calls[-1]:
             self._calls.append({})
@@ -137,7 +110,7 @@ class Calls(Sequence):
         part = self._parts.setdefault(name, _Part(len(self._parts)))
         if self._layers is not None and part.layer not in self._layers:
             call[name] = None
-            return
+            return result
         query, key = query.detach(), key.detach()
         if self._heads is not None:
             ratio = query.shape[1] // key.shape[1]
@@ -150,16 +123,18 @@ class Calls(Sequence):
             part = self._parts[name] = _Part(part.layer)
         part.key = key
 
-        def weighting(array: Callable) -> dict[str, Any]:
-            return attention_function.weighting(
-                function, module, query, mask, options, array
-            )
+        of_call = function.__name__, module, query, mask, options
+        place = key.shape[2], before if is_longer else 0
+        call[name] = functools.partial(self._map, part, of_call, *place)
+        return result
 
-        first_query = before if is_longer else 0
-        call[name] = _Call(part, query, key.shape[2], first_query, weighting)
+    def _map(
+        self, part: _Part, of_call: Any, num_keys: int, first_query: int
+    ) -> AttentionMap:
+        """Computes the logsumexp of a call, and returns its map.
 
-    def _map(self, call: _Call) -> AttentionMap:
-        """Computes the logsumexp of a call, and returns its map."""
+        The first `num_keys` keys of the part are those of the call.
+        """
 
         def array(tensor: Any) -> jax.Array:
             tensor = tensor.detach().cpu()
@@ -169,23 +144,21 @@ class Calls(Sequence):
         def of_heads(tensor: Any) -> jax.Array:  # of masks, biases and sinks
             whole = array(tensor)
             if whole.ndim == 4:
-                whole = whole[..., : call.num_keys]
+                whole = whole[..., :num_keys]
                 if whole.shape[2] > 1:  # rows are looked up by position
-                    before = ((0, 0), (0, 0), (call.first_query, 0), (0, 0))
+                    before = ((0, 0), (0, 0), (first_query, 0), (0, 0))
                     whole = jnp.pad(whole, before)
             if self._heads is None or whole.ndim == 4 and whole.shape[1] == 1:
                 return whole
             return whole[self._heads] if whole.ndim == 1 else whole[:, self._heads]
 
-        key = call.part.key[:, :, : call.num_keys]
-        query, key = (jnp.swapaxes(array(x), 1, 2) for x in (call.query, key))
-        terms = call.weighting(of_heads)
+        pair = of_call[2], part.key[:, :, :num_keys]
+        query, key = (jnp.swapaxes(array(x), 1, 2) for x in pair)
+        terms = attention_function.weighting(*of_call, of_heads)
         if (bias := terms["bias"]) is not None:
             hidden = bias < _MASKED
             terms["mask"] = terms["mask"] & masks.as_mask(~hidden)
             terms["bias"] = jnp.where(hidden, 0, bias)
         # Values are of no use, so that one number stands for each.
-        _, map_ = attend(
-            query, key, key[..., :1], **terms, first_query=call.first_query
-        )
+        _, map_ = attend(query, key, key[..., :1], **terms, first_query=first_query)
         return dataclasses.replace(map_, value=None)

@@ -1,7 +1,9 @@
 """Operations of PyTorch in JAX, next to torch itself."""
 
+import concurrent.futures
 import importlib.util
 import os
+import time
 
 import jax
 import jax.numpy as jnp
@@ -80,6 +82,7 @@ VIEWS = {
     "data": lambda x: x.data,
     "int32": lambda x: x.view(torch.int32),
     "imag": lambda x: torch.view_as_complex(x.view(B, T, 4, 2)).imag,
+    "real": lambda x: torch.view_as_real(torch.view_as_complex(x.view(B, T, 4, 2))),
     "of views": lambda x: x[:, 1:].transpose(0, 1)[0].unsqueeze(0),
     "a copy": lambda x: x.transpose(0, 1).reshape(-1)[:4],
     "itself": lambda x: x,
@@ -142,6 +145,9 @@ class Product(torch.autograd.Function):
         return 3 * slopes * context.saved_tensors[1], None
 
 
+KEPT = Squares.apply
+
+
 def _written_without_grad(x):
     y = 2 * x
     with torch.no_grad():
@@ -171,6 +177,7 @@ STOPPED = {
     "straight through": lambda x: x + (x.round() - x).detach(),
     "function": lambda x: Squares.apply(x, 3.0) * x,
     "setup_context": lambda x: Product.apply(x, x + 1)[0] + Product.apply(x, x)[1],
+    "kept": lambda x: KEPT(x, 2.0) + x,
     "nested": lambda x: Squares.apply(Squares.apply(x, 2.0), 3.0),
     "not stopped": lambda x: x.clone().masked_fill_(x > 0, 0.0) * x,
 }
@@ -184,6 +191,33 @@ def test_gradients_stop_where_those_of_torch_do(kind):
     slopes = jax.jit(jax.grad(lambda x: (function({}, x) ** 2).sum()))(jnp.array(X))
     np.testing.assert_allclose(slopes, x.grad, rtol=1e-4, atol=1e-4)
     like_torch(STOPPED[kind], X)
+
+
+class Gated(torch.nn.Module):
+    """Attention, of which a function is computed, with gates of heads for torch."""
+
+    def __init__(self, function):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.out = torch.nn.Embedding(31, K), torch.nn.Linear(K, K)
+        self.function = function
+
+    def forward(self, tokens, gates=None):
+        query = self.embed(tokens).unflatten(-1, (2, 4)).transpose(1, 2)
+        heads = (query @ query.mT).softmax(-1) @ query
+        heads = heads if gates is None else heads * gates[:, None, None]
+        return self.function(self.out(heads.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["detach", "no_grad", "data", "written", "kept"])
+def test_importance_has_the_gradients_of_torch(kind):
+    module, gates = Gated(STOPPED[kind]).eval(), torch.ones(2, requires_grad=True)
+    (module(torch.tensor(TOKENS), gates) ** 2).mean().backward()
+    metric = lambda x, _: (x**2).mean((1, 2))  # noqa: E731
+    subject = mh.wrap(module, examples=[TOKENS], metric=metric)
+    slopes = subject.importance("gradient").mean[0]
+    np.testing.assert_allclose(slopes, gates.grad.abs(), rtol=1e-4)
 
 
 BIG = np.array([[1, 2, 30000, 2**31 - 5]])
@@ -351,6 +385,19 @@ def test_large_integers_among_inputs_are_themselves():
     module.forward = lambda tokens: module.embed(tokens % 31)
     expected = module(torch.tensor(tokens)).detach()
     np.testing.assert_array_equal(mh.wrap(module).logits(tokens), expected)
+
+
+def test_threads_trace_one_after_another():
+    def delayed(x):
+        time.sleep(0.05)
+        return functional.dropout(x, 0.0) * 2
+
+    with concurrent.futures.ThreadPoolExecutor(3) as pool:
+        subjects = [mh.wrap(Of(delayed), check=False) for _ in range(3)]
+        for result in pool.map(lambda subject: subject.logits(X), subjects):
+            np.testing.assert_array_equal(result, 2 * X)
+    assert not hasattr(torch, "privateuseone")
+    assert torch.backends.mha.get_fastpath_enabled()
 
 
 @pytest.mark.slow

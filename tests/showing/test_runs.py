@@ -100,7 +100,6 @@ def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
     dumps.dump(Subject.of_folder(folder))
     maps = MapSet.load(folder / "attention" / "maps.npz")
     second = shutil.copytree(folder, tmp_path / "second")
-    maps.save(second / "attention" / "snapshots" / "1" / "maps.npz")
     monkeypatch.setattr(folders, "load_run", None)  # no model is run
     for compare, name in ((second, f"{maps.name} (2)"), ({"again": second}, "again")):
         view = mh.show(folder, compare=compare)

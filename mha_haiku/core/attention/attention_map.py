@@ -48,6 +48,8 @@ class AttentionMap:
       value: The values that the weights average, or None if they are not known.
       fold: The walk over the tiles of a map that is sharded over devices, in place of
         `tiled.fold`; None if one device holds the whole map.
+      largest_scores: The largest score that each query sees, of a map of known weights;
+        None if these are computed from scores, or their scores are not known.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
@@ -64,6 +66,7 @@ class AttentionMap:
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
     fold: Callable[..., Sums] | None = tiles.static(default=None)
+    largest_scores: Float[Array, "*B H T"] | None = None
 
     def __repr__(self) -> str:
         try:
@@ -188,6 +191,7 @@ class AttentionMap:
             positions=positions,
             tokens=tokens,
             key_tokens=key_tokens,
+            largest_scores=self.largest_scores,
         )
 
     def pooled(

@@ -47,6 +47,7 @@ def map_of_weights(
     value: Float[Array, "*B S G V"] | None = None,
     gates: Float[Array, "*B T H #V"] | None = None,
     seen: Bool[Array, "*#B #H T S"] | None = None,
+    largest_scores: Float[Array, "*B H T"] | None = None,
 ) -> AttentionMap:
     """Builds a map that holds the whole array of known weights.
 
@@ -59,7 +60,8 @@ def map_of_weights(
     log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
     log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
     known = {"query": query, "key": key, "value": value, "gates": gates}
-    return _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+    map_ = _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+    return dataclasses.replace(map_, largest_scores=largest_scores)
 
 
 def map_of_recognized(
@@ -72,7 +74,11 @@ def map_of_recognized(
     A key without weight is masked, unless its score, of a softmax, is low enough for a
     weight that is rounded to 0, and not as low as the scores that stand for a mask.
     """
-    return map_of_weights(weights, seen=seen_by(weights, scores), **known)
+    seen = seen_by(weights, scores)
+    # Scores that stand for a mask are below all others. The smallest of the negatives,
+    # as XLA would join the maximum with the softmax's, and round the program otherwise.
+    largest = None if scores is None else -jnp.min(-scores, -1)
+    return map_of_weights(weights, seen=seen, largest_scores=largest, **known)
 
 
 def seen_by(weights: Array, scores: Array | None) -> Array:
@@ -92,6 +98,8 @@ class Known(scores.DotProduct):
 
     As a score of queries and keys it is a dot product with scale 0.
     """
+
+    is_kept = False
 
     def __repr__(self) -> str:
         return "in known weights"

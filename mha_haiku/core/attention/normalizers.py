@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import core
 from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import checks, tiles
@@ -218,7 +219,7 @@ class Measured(Unnormalized):
 
     @property
     def rows_sum_to(self) -> str:
-        is_traced = isinstance(self.are_shares, jax.core.Tracer)
+        is_traced = isinstance(self.are_shares, core.Tracer)
         is_one = not is_traced and bool(self.are_shares.all())
         return "1" if is_one else super().rows_sum_to
 

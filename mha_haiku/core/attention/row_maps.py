@@ -49,17 +49,19 @@ def map_of_rows(
     walk = RowFold(min(rows, num_queries))
 
     def block(seen: Array, positions: Array, _: Array) -> tuple[Array, tuple]:
-        weights, mask = _weights_and_mask(of_rows(leaves, positions))
+        weights, *scores = found = of_rows(leaves, positions)
+        _, mask = _weights_and_mask(found)
         of_rows_here = (
             jnp.isnan(weights).any(-1),
             mask.any(-1),
             normalizers.are_shares(weights),
+            [-jnp.min(-x, -1) for x in scores],
         )
         return seen | mask.any(-2), of_rows_here
 
     begin = jnp.zeros((*batch, num_heads, num_keys), bool)
     axis = len(batch) + 1
-    seen, (is_nan, sees, are_shares) = tiles.over_rows(
+    seen, (is_nan, sees, are_shares, largest) = tiles.over_rows(
         block, begin, num_queries, walk.rows, axis
     )
     dtype = jax.eval_shape(of_rows, leaves, jnp.arange(1))[0].dtype
@@ -74,7 +76,8 @@ def map_of_rows(
         _Score(0.0, None),
         normalizers.Measured(are_shares.all(-1)),
     )
-    return AttentionMap(query, key, log_sum.nan_where(is_nan), weighting, value, walk)
+    log_sum = log_sum.nan_where(is_nan)
+    return AttentionMap(query, key, log_sum, weighting, value, walk, *largest)
 
 
 def _weights_and_mask(found: list[Array]) -> tuple[Array, Array]:

@@ -7,7 +7,7 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -71,6 +71,8 @@ class Score(tiles.Part, abc.ABC):
         """Finds the queries of a map with this score that see any key."""
         del weighting
         return logsumexp != -jnp.inf
+
+    is_kept: ClassVar[bool] = True  # whether a map with this score gives its scores
 
     def weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
         """Computes weights from scores less the log sum of their row."""

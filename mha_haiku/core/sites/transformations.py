@@ -3,6 +3,8 @@
 import collections
 import difflib
 import functools
+import gc
+import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
@@ -12,6 +14,9 @@ from jax import core
 from mha_haiku.core import arguments, display
 from mha_haiku.core.sites import program, site_survey, traces
 from mha_haiku.core.sites.site_survey import Address
+
+# What an object refers to without holding its values.
+_NO_HOLDERS = type, types.ModuleType, types.FunctionType, jax.Array
 
 
 @arguments.checked
@@ -195,9 +200,7 @@ def _surveyed(
 def _refuse_hidden(leaves: list):
     """Raises TypeError if a leaf that is no array holds values of the trace."""
     for leaf in leaves:
-        names = *getattr(leaf, "__dict__", ()), *getattr(leaf, "__slots__", ())
-        inside = jax.tree.leaves([getattr(leaf, name, None) for name in names])
-        if any(isinstance(x, core.Tracer) for x in inside):
+        if _holds_tracer(leaf):
             name = type(leaf).__qualname__
             raise TypeError(
                 f"function must return arrays in classes that JAX knows, got {name} "
@@ -205,6 +208,17 @@ def _refuse_hidden(leaves: list):
                 f"jax.tree_util.register_dataclass({name}) if it is a dataclass, else "
                 "by jax.tree_util.register_pytree_node."
             )
+
+
+def _holds_tracer(x: Any) -> bool:
+    found, seen = [x], set()
+    for each in found:
+        if isinstance(each, core.Tracer):
+            return True
+        if id(each) not in seen and not isinstance(each, _NO_HOLDERS):
+            seen.add(id(each))
+            found += gc.get_referents(each)  # attributes, slots, entries of containers
+    return False
 
 
 def _match(

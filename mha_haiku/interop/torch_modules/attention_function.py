@@ -27,7 +27,7 @@ from mha_haiku.core.attention import implementations, normalizers, scores
 from mha_haiku.interop.torch_modules import environment
 
 _PLAIN = "eager", "sdpa"  # implementations
-_EAGER, _SDPA = (f"{name}_attention_forward" for name in _PLAIN)
+_EAGER, SDPA = (f"{name}_attention_forward" for name in _PLAIN)  # their functions
 _MOST_READ = 2**16  # numbers of a mask that is computed while tracing
 # What ours takes; windows are in the masks.
 _OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
@@ -44,14 +44,18 @@ _MASKS: dict[str, Callable[..., masks.Mask]] = {
 }
 
 
-def choose(module: Any) -> None:
-    """Sets what cannot be traced in a model of transformers to what can.
+_BOTH = {"and_masks": operator.and_, "or_masks": operator.or_}
+
+
+def choose(module: Any) -> list[str]:
+    """Sets what cannot be traced in a model of transformers to what can; lists it.
 
     Those are kernels of attention, and products of experts whose sizes depend on the
     data. Plain attention and functions of the user are kept, for each config by itself.
     """
+    changes: dict[str, None] = {}
     if "transformers" not in sys.modules:
-        return
+        return []
     import transformers  # pyright: ignore[reportMissingImports]
     from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
 
@@ -59,17 +63,22 @@ def choose(module: Any) -> None:
         function = table._global_mapping.get(name)
         return function is not None and not _is_of_transformers(function)
 
+    has_experts = any("Experts" in type(x).__name__ for x in module.modules())
     for part in module.modules():
         config = getattr(part, "config", None)
         if not isinstance(config, transformers.PreTrainedConfig):
             continue
-        name = config._attn_implementation
-        interface = transformers.AttentionInterface
-        if name not in (None, *_PLAIN) and not is_users(interface, name):
-            has_sdpa = bool(getattr(part, "_supports_sdpa", False))
-            config._attn_implementation_internal = _PLAIN[has_sdpa]
-        if not is_users(moe.ExpertsInterface, config._experts_implementation):
+        name, experts = config._attn_implementation, config._experts_implementation
+        is_own = is_users(transformers.AttentionInterface, name)
+        if name not in (None, *_PLAIN) and not is_own:
+            plain = _PLAIN[bool(getattr(part, "_supports_sdpa", False))]
+            config._attn_implementation_internal = plain
+            changes[f"attn {plain}, not {name}"] = None
+        if not is_users(moe.ExpertsInterface, experts):
             config._experts_implementation_internal = "batched_mm"
+            if has_experts and experts != "batched_mm":
+                changes[f"experts batched_mm, not {experts}"] = None
+    return [*changes]
 
 
 def _is_of_transformers(function: Any) -> bool:
@@ -85,18 +94,15 @@ def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
     """
     import transformers  # pyright: ignore[reportMissingImports]
 
-    interface = transformers.AttentionInterface
-    look_up = interface.get_interface
+    look_up = transformers.AttentionInterface.get_interface
 
     def get_interface(self: Any, name: str, default: Callable) -> Callable:
         function = look_up(self, name, default)
         return change(function) if _is_of_transformers(function) else function
 
-    interface.get_interface = get_interface  # pyright: ignore[reportAttributeAccessIssue]
-    try:
+    owner = transformers.AttentionInterface
+    with environment.swapped(owner, look_up.__name__, get_interface):
         yield
-    finally:
-        interface.get_interface = look_up
 
 
 @contextlib.contextmanager
@@ -109,22 +115,19 @@ def replaced() -> Iterator[None]:
 
     table = transformers.AttentionMaskInterface._global_mapping
     attention = transformers.AttentionInterface._global_mapping
-    before = {name: table[name] for name in _PLAIN}
-    for name, function in before.items():
-        if _is_of_transformers(function) and (
-            name not in attention or _is_of_transformers(attention[name])
-        ):
-            table[name] = functools.partial(_lazy_mask, function)
 
     def change(function: Callable) -> Callable:
-        is_plain = getattr(function, "__name__", "") in (_EAGER, _SDPA)
+        is_plain = getattr(function, "__name__", "") in (_EAGER, SDPA)
         return functools.partial(_attend, function) if is_plain else function
 
-    try:
-        with looked_up(change):
-            yield
-    finally:
-        table.update(before)
+    with contextlib.ExitStack() as stack:
+        for name in _PLAIN:
+            functions = table[name], attention.get(name, table[name])
+            if all(map(_is_of_transformers, functions)):
+                lazy = functools.partial(_lazy_mask, table[name])
+                stack.enter_context(environment.swapped(table, name, lazy))
+        stack.enter_context(looked_up(change))
+        yield
 
 
 def _attend(
@@ -140,7 +143,10 @@ def _attend(
 
     Queries are `[B, H, T, K]`; returns heads `[B, T, H, V]` and weights.
     """
+    name = function.__name__
     read = inspect.signature(function).parameters.keys() - _OPTIONS
+    # A bias is added to scores by blocks where eager attention is recognized.
+    read -= {"position_bias"} if name == SDPA else set()
     batch, num_heads, _, size = query.shape
     _, groups, num_keys, _ = key.shape
     if (
@@ -156,17 +162,16 @@ def _attend(
     env = environment.environment()
     arrays = (jnp.swapaxes(x, 1, 2) for x in env.t2j_iso((query, key, value)))
     mask = getattr(attention_mask, "mask", None)
-    if mask is not None:
-        attention_mask = None
-    terms = weighting(function, module, query, attention_mask, options, env.t2j_iso)
-    terms = terms if mask is None else terms | {"mask": mask}
+    whole = attention_mask if mask is None else None
+    terms = weighting(name, module, query, whole, options, env.t2j_iso)
+    terms |= {} if mask is None else {"mask": mask}
     heads, map_ = implementations.attend(*arrays, **terms)
     weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
-    return env.j2t_iso(heads), _deferred()(weights, map_.weights)
+    return env.j2t_iso(heads), env.deferred(weights, env, map_.weights)
 
 
 def weighting(
-    function: Callable,
+    name: str,
     module: Any,
     query: Any,
     attention_mask: Any,
@@ -176,17 +181,17 @@ def weighting(
     """Returns what `attend` takes for a call of a function of transformers.
 
     Args:
+      name: The name of the function.
       attention_mask: `[B, H, T, S]` of booleans or floats, `[B, S]` of a flash kernel.
       array: Converts a tensor.
     """
     length, size = query.shape[-2:]
-    is_eager = function.__name__ == _EAGER
+    is_eager, is_kernel = name == _EAGER, name not in (_EAGER, SDPA)
     scale = options.get("scaling")
     scale = size**-0.5 if scale is None else float(scale)
     mask, biases = masks.full(), []
     is_causal = options.get("is_causal")
     is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    is_kernel = function.__name__ not in (_EAGER, _SDPA)
     has_mask = is_eager or attention_mask is not None and not is_kernel
     if is_causal and not has_mask and length > 1:
         mask = masks.causal()
@@ -202,7 +207,7 @@ def weighting(
             biases.append(whole)  # eager adds booleans, too
     if options.get("position_bias") is not None:
         biases.append(array(options["position_bias"]))
-    sinks = options.get("s_aux") if function.__name__ != _SDPA else None
+    sinks = options.get("s_aux") if name != SDPA else None
     return {
         "mask": mask,
         "bias": sum(biases[1:], biases[0]).astype(jnp.float32) if biases else None,
@@ -216,14 +221,11 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
     from transformers import masking_utils  # pyright: ignore[reportMissingImports]
 
-    if any(
-        not isinstance(offset, int) or offset  # of caches
-        for offset in (options.get(name, 0) for name in ("q_offset", "kv_offset"))
-    ):
+    offsets = [options.get(name, 0) for name in ("q_offset", "kv_offset")]  # of caches
+    if any(not isinstance(x, int) or x for x in offsets):
         return function(**options)
-    batch_size, num_queries, num_keys = (
-        options[name] for name in ("batch_size", "q_length", "kv_length")
-    )
+    batch_size, num_keys = options["batch_size"], options["kv_length"]
+    num_queries = options["q_length"]
     mask_function: Any = options["mask_function"]
     padding: Any = options.get("attention_mask")
     if padding is not None:
@@ -234,41 +236,35 @@ def _lazy_mask(function: Callable, **options: Any) -> Any:
     is_bias = function.__name__ == "eager_mask"
     # sdpa leaves a causal mask to the layers, of which some are not causal.
     skips_causal = not is_bias and options.get("allow_is_causal_skip", True)
-    if skips_causal and repr(mask) == "causal()":
-        return None
-    if isinstance(mask, masks.Full) and options.get("allow_is_bidirectional_skip"):
+    skips = options.get("allow_is_bidirectional_skip") and isinstance(mask, masks.Full)
+    if skips or skips_causal and repr(mask) == "causal()":
         return None
     dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
     like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)
 
     def whole() -> jax.Array:
         traced = [isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask)]
-        if any(traced) or num_queries * num_keys > _MOST_READ:
-            return computed()
-        with jax.ensure_compile_time_eval():  # models read them
-            return computed()
+        is_read = not any(traced) and num_queries * num_keys <= _MOST_READ  # by models
+        with jax.ensure_compile_time_eval() if is_read else contextlib.nullcontext():
+            seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
+            if is_bias:
+                seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+            return jnp.broadcast_to(seen, like.shape)
 
-    def computed() -> jax.Array:
-        seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
-        if is_bias:
-            seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
-        return jnp.broadcast_to(seen, like.shape)
-
-    return _deferred()(like, whole, mask)
+    env = environment.environment()
+    return env.deferred(like, env, whole, mask)
 
 
 def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
     """Converts a mask function of transformers to a mask."""
     parts = inspect.getclosurevars(function).nonlocals
     kind = function.__qualname__.partition(".")[0]
-    if not _is_of_transformers(function):
-        return _OfIndices.of(function, batch_size)
+    kind = kind if _is_of_transformers(function) else ""
     if kind in _MASKS:
         return _MASKS[kind](**parts)
-    if kind in ("and_masks", "or_masks"):
-        both = operator.and_ if kind == "and_masks" else operator.or_
+    if kind in _BOTH:
         made = (_as_mask(part, batch_size) for part in parts["mask_functions"])
-        return functools.reduce(both, made)
+        return functools.reduce(_BOTH[kind], made)
     if kind != "padding_mask_function":
         return _OfIndices.of(function, batch_size)
     seen = environment.environment().t2j_iso(parts["padding_mask"])
@@ -314,45 +310,3 @@ class _OfIndices(masks.Mask):
     def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
         del head
         return dataclasses.replace(self, example=tiles.at_batch(self.example, example))
-
-
-@functools.cache
-def _deferred() -> type:
-    """Makes the class of tensors whose numbers are computed when they are read."""
-    import torch  # pyright: ignore[reportMissingImports]
-    import torchax.tensor  # pyright: ignore[reportMissingImports]
-    from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
-
-    from mha_haiku.interop.torch_modules import torch_arrays
-
-    class Deferred(torchax.tensor.Tensor):
-        """A tensor that is computed when a program reads it, or whose mask is read."""
-
-        def __new__(cls, like: jax.ShapeDtypeStruct, *_: Any):
-            return super().__new__(cls, like, environment.environment())
-
-        def __init__(
-            self,
-            like: jax.ShapeDtypeStruct,
-            compute: Callable[[], jax.Array],
-            mask: masks.Mask | None = None,
-        ):
-            self._env = environment.environment()
-            self._like, self._compute, self.mask = like, compute, mask
-
-        _elem = functools.cached_property(lambda self: self._compute())
-        device = torch_arrays.Tensor.device
-        shape = property(lambda self: torch.Size(self._like.shape))
-        ndim = property(lambda self: len(self._like.shape))
-        dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
-
-        def __getitem__(self, index: Any) -> Any:
-            pairs = zip(index, self.shape, strict=False)
-            # All of it, as of mask[:, :, :, :num_keys].
-            is_whole = isinstance(index, tuple) and all(
-                isinstance(part, slice) and part.indices(size) == (0, size, 1)
-                for part, size in pairs
-            )
-            return self if is_whole else super().__getitem__(index)
-
-    return Deferred

@@ -8,11 +8,11 @@ import contextlib
 import dataclasses
 import functools
 import math
-import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -26,11 +26,10 @@ MOST, MOST_WITH_GRADIENTS = 2**36, 2**31
 
 # The largest difference, as a share of an array's largest number, by bytes of a number.
 _TOLERANCES = {2: 3e-2, 4: 1e-4, 8: 1e-4}
-_OF_GRADIENTS = 10  # times as much
+_TIMES = {"gradients": 10}  # as much
 _SMALLEST = 1e-2  # of all gradients: smaller ones are rounding, as of biases of keys
 _FELT = 16  # times what rounded parameters change in torch is no difference
 _HIDDEN = 1e30  # and more stands for infinity
-_FIRST = "output"  # the logits, or else the first output
 
 _Arrays = dict[str, np.ndarray]
 
@@ -56,8 +55,8 @@ class Certificate(Result):
 
         Function, tokens (2, 5): what is shown is what torch computes
           outputs    equal         7.9e-08  output
-          maps       equal         0.0e+00  weights times values are the heads, 1 layer
-          gradients  equal         3.1e-07  5 parameters
+          maps       equal         0.0e+00  weights times values, and heads, of layer
+          gradients  equal         3.1e-07  embed.weight, first.weight and first.bias
           copy                              nothing is changed
           layers                            each has a map
     """
@@ -76,10 +75,11 @@ class Certificate(Result):
     @property
     def title(self) -> str:
         """The module, the call and the verdict."""
-        shown = "what is shown is {}what torch computes"
-        said = {"equal": shown.format(""), "differs": shown.format("NOT ")}
-        verdict = said.get(self.verdict, "not compared with torch")
-        return f"{self.name}, {self.call}: {verdict}"
+        negation = "NOT " if self.verdict == "differs" else ""
+        said = f"what is shown is {negation}what torch computes"
+        if self.verdict == "not compared":
+            said = "not compared with torch"
+        return f"{self.name}, {self.call}: {said}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each part of the comparison."""
@@ -106,28 +106,28 @@ class Certifier:
 
     def see(
         self, inputs: Mapping[str, Any], counted: Sequence[Any], *, always: bool = False
-    ) -> Certificate:
-        """Compares both on inputs of the function, if none of their kind were compared.
+    ) -> Certificate | None:
+        """Compares both on inputs of the function, by keyword; `counted` is no padding.
 
-        Args:
-          inputs: By the function's keywords; None where there are none.
-          counted: `[B, T]` booleans of each side: which inputs are no padding.
-          always: Whether to compare anyway, whatever it costs.
-
-        Raises:
-          ValueError: If they differ, and the certifier is strict.
+        Without `always` only a strict certifier compares, outside of `jax.jit`, up to a
+        size, and once for each kind of inputs. It raises ValueError if they differ.
         """
-        given = {name: np.asanyarray(x) for name, x in inputs.items() if x is not None}
+        given = {name: x for name, x in inputs.items() if x is not None}
+        arrays = *given.values(), jnp.zeros(())  # traced wherever anything is
+        is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
+        if is_traced or not (always or self.is_strict):
+            return None
+        given = {name: np.asanyarray(x) for name, x in given.items()}
         key = frozenset(  # sizes of as many bits are of a kind
             (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
         )
         if always or key not in self.found:
+            names = {"inputs": self.module.names[0]}
+            shapes = (
+                f"{names.get(x, x)} {y.shape}" for x, y in given.items() if y.ndim
+            )
             call = _Call(self.module, given, list(map(np.asarray, counted)))
-            args, by_name = call.arguments()
-            arrays = dict(zip(self.module.names, args, strict=False)) | by_name
-            shapes = (f"{x} {np.shape(y)}" for x, y in arrays.items() if np.ndim(y))
-            lines = tuple(call.lines(always=always))
-            name = self.module.name
+            lines, name = tuple(call.lines(always=always)), self.module.name
             self.found[key] = Certificate(name, ", ".join(shapes), lines)
         found = self.found[key]
         if self.is_strict and found.verdict == "differs":
@@ -145,159 +145,145 @@ class _Call(NamedTuple):
     counted: list[np.ndarray]
 
     def lines(self, *, always: bool) -> Iterator[Row]:
-        shape = self.inputs["inputs"].shape
+        batch, *shape = self.inputs["inputs"].shape
         count = sum(x.size for x in self.module.params.values())
-        size = count * shape[0] * max(shape[1:], default=1)
+        size = count * batch * max(shape, default=1)
         if not always and size > MOST:
             limit = f"more than {MOST:.0e} parameters x positions; check() compares it"
             yield Row("outputs", "not compared", limit)
             return
         has_slopes = always or size <= MOST_WITH_GRADIENTS
         try:
-            wanted, slopes = self.by_torch(has_slopes)
+            expected = self.by_torch(has_slopes)
         except Exception as error:  # of somebody's module, on these inputs
             reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
             yield Row("outputs", "not compared", f"torch raises {reason}")
             return
-        outputs, heads = self.looked()
-        parts = [x.rpartition("/")[0] for x in heads if x.endswith("map")]
-        changes = self.differences(outputs, wanted)
-        of_slopes = self.differences(self.slopes(slopes), slopes, floor=_SMALLEST)
-        limits = [self.tolerance, _OF_GRADIENTS * self.tolerance]
-        if _most(changes) > limits[0] or _most(of_slopes) > limits[1]:
-            if _most(self.differences(self.by_torch(seed=1)[0], wanted)) > limits[0]:
-                note = "torch differs from itself: it is random"
+        results, products = self.by_copy(expected["gradients"])
+        far = self.differences(results, expected | {"maps": products})
+        limits = {x: _TIMES.get(x, 1) * self.tolerance for x in far}
+        if any(_most(far[x]) > limits[x] for x in expected):
+            felt = self.differences(self.by_torch(has_slopes, again=True), expected)
+            limits |= {x: max(limits[x], _FELT * _most(y)) for x, y in felt.items()}
+            is_inside = all(_most(far[x]) <= limits[x] for x in expected)
+            if is_inside and _most(felt["outputs"]) > self.tolerance:
+                far, note = {}, "torch differs from itself: it is random"
                 yield Row("outputs", "not compared", note)
-                yield from self.facts(parts)
-                return
-            rounded = self.by_torch(has_slopes, is_rounded=True)
-            felt = self.differences(rounded[0], wanted)
-            slopes_felt = self.differences(rounded[1], slopes, floor=_SMALLEST)
-            limits = [
-                max(x, _FELT * _most(y))
-                for x, y in zip(limits, (felt, slopes_felt), strict=True)
-            ]
-        note = checks.listed([*changes])
-        if _most(changes) > limits[0]:
-            name = next(x for x, y in changes.items() if y > limits[0])
-            note = f"{name}; the first site that differs: {self.first_site()}"
-        yield _row("outputs", changes, limits[0], note)
-        if parts:
-            of_maps = {x: _of_map(heads, x) for x in parts}
-            layers = f"{len(parts)} layer{'s' * (len(parts) > 1)}"
-            note = f"weights times values are the heads, {layers}"
-            if _most(of_maps) > self.tolerance:
-                worst = max(of_maps, key=of_maps.__getitem__)
-                note = f"weights times values are not the heads of {worst}"
-            yield _row("maps", of_maps, self.tolerance, note)
-        note = f"{len(slopes)} parameters"
-        if not slopes:
-            limit = f"more than {MOST_WITH_GRADIENTS:.0e} parameters x positions"
-            note = "torch gives none" if has_slopes else limit
+        for part, differences in far.items():
+            beyond = [x for x, y in differences.items() if y > limits[part]]
+            note = checks.listed(beyond or [*differences])
+            if part == "maps":
+                note = f"weights times values, and heads, of {note}"
+            elif beyond and part == "gradients":
+                note = f"those after {beyond[-1]} are equal"
+            elif beyond:
+                note = f"{note}; the first site that differs: {self.first_site()}"
+            verdict = "differs" if beyond else "equal"
+            if differences:
+                yield Row(part, verdict, note, _most(differences))
+        if far and not far["gradients"]:
+            note = (
+                f"none, or more than {MOST_WITH_GRADIENTS:.0e} parameters x positions"
+            )
             yield Row("gradients", "not compared", note)
-        else:
-            far = [x for x, y in of_slopes.items() if y > limits[1]]
-            note = f"those after {far[-1]} are equal" if far else note
-            yield _row("gradients", of_slopes, limits[1], note)
-        yield from self.facts(parts)
+        yield from self.facts(products)
 
     # --- Both runs
-
-    def arguments(self) -> tuple[tuple, dict[str, Any]]:
-        return self.module.pair.arguments(**self.inputs)
 
     def by_torch(
         self,
         has_slopes: bool = False,
         *,
-        is_rounded: bool = False,
-        seed: int = 0,
+        again: bool = False,
         watch: Callable[[str, Any], None] | None = None,
-    ) -> tuple[_Arrays, _Arrays]:
+    ) -> dict[str, _Arrays]:
         """Computes the outputs, and the gradients of a random sum of the first one.
 
-        Parameters may have noise, as large as their rounding.
+        `again` draws other random numbers, and adds noise to parameters, as large as
+        their rounding.
         """
         import torch  # pyright: ignore[reportMissingImports]
         from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
-        module = self.module.pair.original
+        module = self.module.original
         params = {x: y.detach() for x, y in module.named_parameters()}
         floats = {x: y for x, y in params.items() if y.is_floating_point()}
+        state = params | {x: y.clone() for x, y in module.named_buffers()}
         like = next(iter(floats.values()), torch.ones(()))
 
         def tensor(x: Any) -> Any:
             if not isinstance(x, np.ndarray | jax.Array):
                 return x
-            kind = np.asarray(x).dtype.kind
-            dtype = {"b": torch.bool, "i": torch.long, "u": torch.long}.get(kind)
-            x = np.array(x, None if dtype else np.float32)
-            return torch.as_tensor(x, device=like.device).to(dtype or like.dtype)
+            kinds, x = {"b": torch.bool, "f": like.dtype}, _array(x)
+            return torch.as_tensor(x).to(
+                like.device, kinds.get(x.dtype.kind, torch.long)
+            )
 
-        args, given = _pytree.tree_map(tensor, self.arguments())
-        buffers = {x: y.clone() for x, y in module.named_buffers()}
+        args, given = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
+            torch.manual_seed(again)
             for name, x in floats.items():
-                if is_rounded:
+                if again:
                     x = x * (1 + torch.finfo(x.dtype).eps * torch.randn_like(x))
                 floats[name] = x.requires_grad_(has_slopes)
-            torch.manual_seed(seed)
             with _watched(module, watch):
-                output = torch.func.functional_call(
-                    module, params | floats | buffers, args, given
-                )
-            found, slopes = _tensors(output), {}
-            first = found.get(_FIRST)
+                output = torch.func.functional_call(module, state | floats, args, given)
+            outputs, slopes = conversion.tensors_of(output), []
+            first = outputs.get(conversion.FIRST)
             if has_slopes and first is not None and first.requires_grad:
                 weights = torch.as_tensor(self.weights(first.shape), device=like.device)
-                slopes = torch.autograd.grad(
-                    (first.float() * weights).sum(),
-                    [*floats.values()],
-                    allow_unused=True,
-                    materialize_grads=True,
-                )
-                slopes = dict(zip(floats, slopes, strict=True))
-        # In their order, which a tree would lose.
-        found, slopes = ({x: _array(y) for x, y in z.items()} for z in (found, slopes))
-        return found, slopes
+                total, inputs = (first.float() * weights).sum(), [*floats.values()]
+                options: Any = dict(allow_unused=True, materialize_grads=True)
+                slopes = torch.autograd.grad(total, inputs, **options)
+        return {  # in their order, which a tree would lose; there may be no slopes
+            "outputs": {x: _array(y) for x, y in outputs.items()},
+            "gradients": {x: _array(y) for x, y in zip(floats, slopes, strict=False)},
+        }
 
-    def run(self, params: Any, inputs: _Arrays, *, read: Callable) -> Any:
-        function = functools.partial(self.module.pair.run, read=read)
+    def run(self, params: Any, inputs: _Arrays, **read: Callable) -> Any:
+        function = functools.partial(self.module.run, **read)
         return sites.blockwise(function)(mark_parameters(params), **inputs)
 
-    def looked(self) -> tuple[_Arrays, dict[str, Any]]:
-        """Computes the outputs of the copy, and its maps, values and heads."""
-        run = functools.partial(self.run, read=_tensors)
-        looked = sites.look(run, ["*/map", "*/value", "*/heads"], strict=False)
-        outputs, heads = looked(self.module.params, self.inputs)
-        return jax.tree.map(_array, outputs), heads
+    def by_copy(self, names: Mapping[str, Any]) -> tuple[dict[str, _Arrays], _Arrays]:
+        """Computes the same of the copy, and heads; and weights times values.
 
-    def slopes(self, names: Mapping[str, Any]) -> _Arrays:
-        """Computes gradients as `by_torch` does, of the copy, by some parameters."""
+        Gradients are by the parameters of these names.
+        """
         params = self.module.params
+        looked = sites.look(self.run, ["*/map", "*/value", "*/heads"], strict=False)
+        outputs, found = looked(params, self.inputs)
+        heads, products = {}, {}
+        for name, attention_map in found.items():
+            part, _, kind = name.rpartition("/")
+            path = name.removesuffix("map")
+            if kind == "map":
+                heads[part] = found[f"{path}heads"]
+                value = found.get(f"{path}value", attention_map.value)
+                products[part] = attention_map.apply(value)
 
         def total(chosen: Any) -> jax.Array:
-            first = self.run(params | chosen, self.inputs, read=conversion.first_of)
+            first = self.run(params | chosen, self.inputs)[conversion.FIRST]
             return (first.astype(jnp.float32) * self.weights(first.shape)).sum()
 
         chosen = {name: params[name] for name in names}
-        return jax.tree.map(_array, jax.grad(total)(chosen)) if chosen else {}
+        slopes = jax.grad(total)(chosen) if chosen else {}
+        results = {"outputs": outputs, "maps": heads, "gradients": slopes}
+        return jax.tree.map(_array, (results, products))
 
     def first_site(self) -> str:
         """Names the first module, in the order of torch's run, whose output differs."""
-        wanted: _Arrays = {}
-        self.by_torch(watch=lambda name, x: wanted.update({name: _array(x)}))
+        expected: _Arrays = {}
+        self.by_torch(watch=lambda name, x: expected.update({name: _array(x)}))
 
         def seen(*args: Any) -> Any:
             values: dict[str, Any] = {}
-            watch = lambda name, x: values.update({name: x})  # noqa: E731
-            with _watched(self.module.pair.copy, watch):
+            with _watched(self.module.copy, values.__setitem__):
                 return self.run(*args, read=lambda output: values)
 
-        found = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
-        far = self.differences(found, wanted).items()
-        names = (x.partition("#")[0] for x, y in far if y > self.tolerance)
+        results = jax.tree.map(_array, jax.jit(seen)(self.module.params, self.inputs))
+        far = self.differences({"sites": results}, {"sites": expected})["sites"]
+        names = (x.partition("#")[0] for x, y in far.items() if y > self.tolerance)
         return next(names, "none of its modules, but what it makes of them")
 
     # --- Comparison
@@ -316,92 +302,58 @@ class _Call(NamedTuple):
     def counts(self, shape: tuple[int, ...]) -> np.ndarray:
         """Marks what is of no padding, where an array has positions in front."""
         marks = np.ones((1,) * len(shape), bool)
-        for counted in self.counted:
-            for rows in (counted, counted.ravel()):
-                if tuple(shape[: rows.ndim]) == rows.shape:
-                    later = (1,) * (len(shape) - rows.ndim)
-                    marks = marks & rows.reshape(*rows.shape, *later)
+        for rows in (y for x in self.counted for y in (x, x.ravel())):
+            if tuple(shape[: rows.ndim]) == rows.shape:
+                later = (1,) * (len(shape) - rows.ndim)
+                marks = marks & rows.reshape(*rows.shape, *later)
         return marks
 
     def differences(
-        self, found: Mapping[str, Any], wanted: _Arrays, *, floor: float = 0
-    ) -> dict[str, float]:
-        """Finds the largest differences, as shares of the arrays' largest numbers.
+        self, results: dict[str, _Arrays], expected: dict[str, _Arrays]
+    ) -> dict[str, dict[str, float]]:
+        """Finds the largest differences, as shares of the arrays' largest numbers."""
 
-        An array's largest number counts as at least the share `floor` of all.
-        """
-        scales = {name: _scale(x) for name, x in wanted.items()}
-        least = max(1e-30, floor * max(scales.values(), default=0))
-        return {
-            name: _far(found[name], x, self.counts(x.shape)) / max(scales[name], least)
-            for name, x in wanted.items()
-            if name in found
-        }
+        def far(part: str) -> Iterator[tuple[str, float]]:
+            scales = {name: _scale(x) for name, x in expected[part].items()}
+            floor = _SMALLEST if part == "gradients" else 0
+            least = max(1e-30, floor * max(scales.values(), default=0))
+            for name, x in expected[part].items():
+                if name in results[part]:
+                    far = _far(results[part][name], x, self.counts(x.shape))
+                    yield name, far / max(scales[name], least)
+
+        return {part: dict(far(part)) for part in expected}
 
     # --- Remarks
 
-    def facts(self, parts: Sequence[str]) -> Iterator[Row]:
+    def facts(self, parts: Iterable[str]) -> Iterator[Row]:
         """Says what the copy changed, and which layers have no map, and why."""
-        original, copy, _, _ = self.module.pair
-        changes, lacking = {}, []
-        has_experts = any("Experts" in type(x).__name__ for x in original.modules())
-        for both in zip(original.modules(), copy.modules(), strict=True):
-            for what in ("attn", "experts")[: 1 + has_experts]:
-                before, after = (
-                    getattr(getattr(x, "config", None), f"_{what}_implementation", None)
-                    for x in both
-                )
-                if before != after:
-                    changes[f"{what} {after}, not {before}"] = None
-        _, given = self.arguments()
-        changes |= {"no cache": None} if given.get("use_cache") is False else {}
-        yield Row("copy", "", "; ".join(changes) or "nothing is changed")
-        for name, part in original.named_modules():
-            layers = dict(part.named_children())
-            has = {
-                x: any(f"{y}/".startswith(f"{_site(f'{name}.{x}')}/") for y in parts)
-                for x in layers
-                if x.isdigit()
+        changes = "; ".join(self.module.changes)
+        yield Row("copy", "", changes or "nothing is changed")
+        lacking = []
+        for name, part in self.module.original.named_modules():
+            inside = {
+                number: [f"{x} ({type(y).__name__})" for x, y in layer.named_children()]
+                for number, layer in part.named_children()
+                if number.isdigit()
             }
-            is_inside = any(map(str.isdigit, name.split(".")))  # of a layer
-            if any(has.values()) and not all(has.values()) and not is_inside:
-                lacking.append(f"{_site(name)} {_without(layers, has)}")
+            has_map = []
+            for number in inside:
+                path = f"{conversion.site_of(f'{name}.{number}')}/"
+                has_map += [number] * any(f"{x}/".startswith(path) for x in parts)
+            usual = {x for number in has_map for x in inside[number]}
+            bare = [x for x in inside if x not in has_map]
+            if bare and has_map and not any(map(str.isdigit, name.split("."))):
+                others = [x for y in bare for x in inside[y] if x not in usual]
+                why = checks.listed([*dict.fromkeys(others)]) or "no softmax"
+                numbers = f"{conversion.site_of(name)} {', '.join(bare)}"
+                lacking.append(f"{numbers} without attention: {why}")
         whole = "each has a map" if parts else "no attention is recognized"
         yield Row("layers", "", "; ".join(lacking) or whole)
 
 
-def _without(layers: Mapping[str, Any], has: Mapping[str, bool]) -> str:
-    """Lists the layers without a map, and their parts that no layer with a map has."""
-    inside = {x: dict(layers[x].named_children()) for x in has}
-    usual = {y for x, parts in inside.items() if has[x] for y in parts}
-    others = {
-        f"{name} ({type(part).__name__})": None
-        for x, parts in inside.items()
-        for name, part in parts.items()
-        if not has[x] and name not in usual
-    }
-    why = checks.listed([*others]) if others else "no softmax"
-    return f"{', '.join(x for x in has if not has[x])} without attention: {why}"
-
-
 def _most(differences: Mapping[str, float]) -> float:
     return max(differences.values(), default=0)
-
-
-def _row(part: str, differences: Mapping[str, float], limit: float, note: str) -> Row:
-    worst = _most(differences)
-    return Row(part, "equal" if worst <= limit else "differs", note, worst)
-
-
-def _of_map(heads: Mapping[str, Any], part: str) -> float:
-    """Finds the difference of weights times values and heads."""
-    names = (f"{part}/{x}".removeprefix("/") for x in ("map", "value", "heads"))
-    attention_map, value, found = (heads.get(x) for x in names)
-    assert attention_map is not None
-    # Sites of our own attention have their values in the map.
-    outputs = attention_map.outputs() if value is None else attention_map.apply(value)
-    products, found = _array(outputs), _array(found)
-    return _far(products, found, np.ones((), bool)) / max(_scale(found), 1e-30)
 
 
 def _far(found: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> float:
@@ -429,40 +381,20 @@ def _array(x: Any) -> np.ndarray:
     return np.array(x, np.float32 if is_float else None)
 
 
-def _tensors(output: Any) -> dict[str, Any]:
-    """Names the tensors of a module's result; its first output comes first."""
-    import torch  # pyright: ignore[reportMissingImports]
-    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
-
-    first = conversion.first_of(output)
-    others, _ = _pytree.tree_flatten_with_path(output)
-    others = {_pytree.keystr(path): x for path, x in others if x is not first}
-    found = {_FIRST: first} | others
-    return {x: y for x, y in found.items() if isinstance(y, torch.Tensor)}
-
-
-def _site(name: str) -> str:
-    """Makes the path of the sites of a module."""
-    return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")
-
-
 @contextlib.contextmanager
-def _watched(module: Any, watch: Callable[[str, Any], None] | None) -> Iterator[None]:
+def _watched(module: Any, watch: Any) -> Iterator[None]:
     """Watches the floats of inner modules' outputs, by the name `site#call output`."""
-    calls, hooks = collections.Counter(), []
+    from torch.nn import modules  # pyright: ignore[reportMissingImports]
 
-    def seen(name: str, part: Any, inputs: Any, output: Any) -> None:
+    names = {part: conversion.site_of(name) for name, part in module.named_modules()}
+    calls = collections.Counter()
+
+    def seen(part: Any, inputs: Any, output: Any) -> None:
+        name = names.get(part)
         calls[name] += 1
-        for key, x in _tensors(output).items():
-            if watch and x.is_floating_point():
-                watch(f"{_site(name)}#{calls[name]} {key}", x)
+        for key, x in conversion.tensors_of(output).items() if name and watch else ():
+            if x.is_floating_point():
+                watch(f"{name}#{calls[name]} {key}", x)
 
-    for name, part in module.named_modules():
-        if watch and name:
-            hook = functools.partial(seen, name)
-            hooks.append(part.register_forward_hook(hook))
-    try:
+    with modules.module.register_module_forward_hook(seen):
         yield
-    finally:
-        for hook in hooks:
-            hook.remove()

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -13,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.core.sites import jaxprs, traces
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
@@ -28,18 +30,7 @@ _UNREADABLE = (
 )
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
-
-
-class Pair(NamedTuple):
-    """A PyTorch module as it came, and the copy that runs in JAX."""
-
-    original: Any  # a copy too, in evaluation
-    copy: Any
-    # From inputs and keywords, as of a `TorchModule`, to arguments of the module.
-    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
-    # The function of a `TorchModule`, by keyword `read` for what is returned of the
-    # module's result.
-    run: Callable[..., Any]
+FIRST = "output"  # among a module's outputs: the logits, or else the first one
 
 
 class TorchModule(NamedTuple):
@@ -50,7 +41,15 @@ class TorchModule(NamedTuple):
     # first result.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
-    pair: Pair  # to compare the function with torch
+    name: str  # of the class
+    original: Any  # the module, in evaluation
+    copy: Any  # which runs in JAX
+    changes: list[str]  # what is set in the copy
+    # From inputs and keywords of the function to arguments of the module.
+    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
+    # The function, but returns all tensors of the module's result by name, or what its
+    # keyword `read` reads of it.
+    run: Callable[..., Any]
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
@@ -61,11 +60,6 @@ class TorchModule(NamedTuple):
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
     reads: list[str]  # where the module reads values of inputs, once that is known
-
-    @property
-    def name(self) -> str:
-        """The name of the class."""
-        return self.function.__name__.partition(" ")[0]
 
 
 def is_module(value: Any) -> bool:
@@ -84,18 +78,19 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     torch_environment = environment.environment()
-    original, module = (
-        _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
-        for _ in range(2)
-    )
-    attention_function.choose(module)
+    whole = getattr(module, "_orig_mod", module)  # not as compiled
+    original, module = _copied(whole).eval(), _copied(whole).eval()
+    changes = attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main: Any = getattr(module, "main_input_name", None)
     main = main if main in known else first or main or _TOKENS
+    changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
+    kind = type(module).__name__
     params, function = _as_function(module, torch_environment)
+    programs: dict[Any, tuple] = {}  # by kind of arguments
 
     def arguments(
         inputs: jax.Array | np.ndarray,
@@ -116,9 +111,8 @@ def convert(module: Any) -> TorchModule:
                 mask = prefix + _MASK
                 if mask not in known:
                     raise ValueError(
-                        "inputs must be of one length each call: "
-                        f"{type(module).__name__} takes no {mask}, by which padding is "
-                        "known."
+                        f"inputs must be of one length each call: {kind} takes no "
+                        f"{mask}, by which padding is known."
                     )
                 valid = np.arange(array.shape[1])[None] < lengths[:, None]
                 given[mask] = valid.astype(np.int32)
@@ -131,28 +125,37 @@ def convert(module: Any) -> TorchModule:
     def run(
         params: Mapping[str, jax.Array],
         *inputs: Any,
-        read: Any = first_of,
+        read: Callable[[Any], Any] | None = None,
         **given: Any,
-    ):
-        args, given = arguments(*inputs, **given)
+    ) -> Any:
+        whole = dict(params), *arguments(*inputs, **given)
+        leaves, structure = jax.tree.flatten(whole)
+        arrays = [x for x in leaves if traces.is_array(x)]
+        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
+        key = structure, jax.dtypes.canonicalize_dtype(float), *kinds
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            return function(params, args, given, read)
+            if read is not None:
+                return function(*whole, read)
+            if key not in programs:
+                programs[key] = traces.trace(function, whole, {})
+        closed, _, _, results = programs[key]
+        return results(jaxprs.bound(closed, arrays))
 
-    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any):
-        return run(params, *inputs, **given)
+    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any) -> Any:
+        return run(params, *inputs, **given)[FIRST]
 
-    forward.__name__ = f"{type(module).__name__} of PyTorch"
-    of_model, of_text = (
-        getattr(module, f"{x}config", None) for x in ("", "generation_")
-    )
+    forward.__name__ = f"{kind} of PyTorch"
+    configs = "config", "generation_config"
+    of_model, of_text = (getattr(module, name, None) for name in configs)
     start, padding = "decoder_start_token_id", "pad_token_id"
     has_decoder = getattr(of_model, "is_encoder_decoder", False) is True
+    decoder = module.get_decoder() if has_decoder else None
     return TorchModule(
         forward,
         params,
-        Pair(original, module, arguments, run),
+        *(kind, original, module, changes, arguments, run),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -160,36 +163,22 @@ def convert(module: Any) -> TorchModule:
         module_facts.predicts_next(module),
         module_facts.max_length(module) if main == _TOKENS else None,
         module_facts.end_tokens(of_text or of_model),
-        (
-            module_facts.num_tokens(module),
-            module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
-        ),
+        (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
         [],
     )
 
 
 def _copied(module: Any) -> Any:
-    """Copies a module, which shares its parameters and buffers with the copy.
-
-    Tensors that it computed and stored are copied without their history, as torch
-    refuses to copy that.
-    """
+    """Copies a module, which shares its parameters and buffers with the copy."""
     import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
-    class Values(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ):
-            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
-                tensor, memo = args
-                args = tensor.detach(), memo
-                memo[id(tensor)] = func(*args)
-                return memo[id(tensor)]
-            return func(*args, **(kwargs or {}))
-
-    tensors = (*module.parameters(), *module.buffers())
-    with Values():
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    memo = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    for part in module.modules():
+        for x in _pytree.tree_leaves(vars(part)):
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                memo[id(x)] = x.detach().clone()  # torch copies no history
+    return copy.deepcopy(module, memo)
 
 
 def _as_function(
@@ -215,29 +204,25 @@ def _as_function(
     fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    def run(
-        params: Mapping[str, jax.Array],
-        args: tuple,
-        given: dict[str, Any],
-        read: Callable[[Any], Any],
-    ):
-        tensor = functools.partial(_tensor, torch_environment)
-        inputs = jax.tree.map(tensor, (args, given), is_leaf=_is_host)
+    def traced(params: Any, args: tuple, given: dict, read: Any = tensors_of) -> Any:
+        tensor, is_host = (
+            functools.partial(_tensor, torch_environment),
+            host_values.is_host,
+        )
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=is_host)
         try:
             with torch_environment.running(), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
                 every |= torch_environment.j2t_iso(dict(params))
-                found = torch.func.functional_call(module, every, *inputs)
-                found = torch_environment.t2j_iso(read(found))
-        except (*_UNREADABLE, torch_environment.missing) as cause:
+                results = torch.func.functional_call(module, every, *inputs)
+                results = torch_environment.t2j_iso(read(results))
+        except (*_UNREADABLE, NotImplementedError, torch_environment.missing) as cause:
             raise host_values.error(module, cause, (args, given)) from None
-        return jax.tree.map(_narrow, found)
+        # 64 bits become the 32 that JAX has by default.
+        kind = jax.dtypes.canonicalize_dtype
+        return jax.tree.map(lambda x: x.astype(kind(x.dtype)), results)
 
-    return torch_environment.t2j_copy(arrays), run
-
-
-def _is_host(x: Any) -> bool:
-    return isinstance(x, host_values.HostValues)
+    return torch_environment.t2j_copy(arrays), traced
 
 
 def _tensor(torch_environment: Any, x: Any) -> Any:
@@ -247,16 +232,11 @@ def _tensor(torch_environment: Any, x: Any) -> Any:
     if not hasattr(x, "dtype"):
         return x
     is_long = x.dtype in (np.int32, np.int64)
-    if _is_host(x):
+    if host_values.is_host(x):
         return torch.from_numpy(np.array(x, np.int64 if is_long else x.dtype))
     with jax.enable_x64(is_long):
         x = jnp.asarray(x, np.int64 if is_long else None)
     return torch_environment.j2t_iso(x)
-
-
-def _narrow(x: jax.Array) -> jax.Array:
-    """Gives numbers of 64 bits the 32 that they have in JAX by default."""
-    return x.astype(jax.dtypes.canonicalize_dtype(x.dtype))
 
 
 def _name_parts(module: Any) -> None:
@@ -274,16 +254,7 @@ def _name_parts(module: Any) -> None:
             start = len(parts) - 1
             while not has_forward[".".join(parts[:start])]:
                 start -= 1
-            part.forward = _scoped(part.forward, "_".join(parts[start:]))
-
-
-def _scoped(function: Callable, name: str) -> Callable:
-    @functools.wraps(function)
-    def scoped(*args: Any, **kwargs: Any):
-        with jax.named_scope(name):
-            return function(*args, **kwargs)
-
-    return scoped
+            part.forward = jax.named_scope("_".join(parts[start:]))(part.forward)
 
 
 def first_of(output: Any) -> Any:
@@ -292,14 +263,30 @@ def first_of(output: Any) -> Any:
     Dataclasses and named tuples are searched by field name, as mappings are; None is
     skipped.
     """
-    names = getattr(output, "_fields", None)
-    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
-        names = [field.name for field in dataclasses.fields(output)]
-    if names is not None:
-        output = {name: getattr(output, name) for name in names}
+    if hasattr(output, "_asdict"):
+        output = output._asdict()
+    elif dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
     if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     if not isinstance(output, Mapping):
         return output
     values = {name: x for name, x in output.items() if x is not None}
     return first_of(values.get("logits", next(iter(values.values()), None)))
+
+
+def tensors_of(output: Any) -> dict[str, Any]:
+    """Names the tensors of a module's result; its first output comes first."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
+
+    first = first_of(output)
+    others, _ = _pytree.tree_flatten_with_path(output)
+    others = {_pytree.keystr(path): x for path, x in others if x is not first}
+    tensors = {FIRST: first} | others
+    return {x: y for x, y in tensors.items() if isinstance(y, torch.Tensor)}
+
+
+def site_of(name: str) -> str:
+    """Makes the path of the sites of a module."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")

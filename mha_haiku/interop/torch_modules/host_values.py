@@ -44,6 +44,11 @@ def _unflatten(key: tuple, children: tuple) -> HostValues:
 jax.tree_util.register_pytree_node(HostValues, _flatten, _unflatten)
 
 
+def is_host(x: Any) -> bool:
+    """Checks for host values."""
+    return isinstance(x, HostValues)
+
+
 def bound(tree: Any, *, every: bool) -> Any:
     """Makes integers and booleans host values; by default those beyond 32 bits."""
 
@@ -68,12 +73,11 @@ def error(module: Any, cause: Exception, inputs: Any) -> ValueError:
     ]
     place = f"{frames[-1].filename}:{frames[-1].lineno}" if frames else "its code"
     name = f"function must be a module that can be traced: {type(module).__name__}"
-    if type(cause).__name__ == "OperatorNotFound":
-        return ValueError(f"{name}, at {place}: {cause}.")
-    is_input = lambda x: isinstance(x, HostValues)  # noqa: E731
-    leaves = jax.tree.leaves(inputs, is_leaf=is_input)
-    kinds = (x.dtype.kind for x in leaves if hasattr(x, "dtype") and not is_input(x))
-    is_unread = not {"b", "u", "i"}.isdisjoint(kinds)
+    if type(cause).__name__ in ("OperatorNotFound", "NotImplementedError"):
+        sentence = str(cause).partition(". ")[0].removesuffix(".")
+        return ValueError(f"{name}, at {place}: {sentence}.")
+    arrays = (x for x in jax.tree.leaves(inputs, is_leaf=is_host) if not is_host(x))
+    is_unread = any(x.dtype.kind in "bui" for x in arrays if hasattr(x, "dtype"))
     kind = ReadsInputsError if is_unread else ValueError
     return kind(
         f"{name} reads values at {place} that depend on features or parameters; only "

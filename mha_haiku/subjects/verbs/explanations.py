@@ -57,8 +57,8 @@ def why(
     sides = given.labels(subject, batch, given.kind_of(subject, part, batch))
     places = zip(sides, found.place[2:], strict=True)
     texts = [side[0][i] for side, i in places if side]
-    title = " ".join([found.title, *map(repr, texts)])
-    return dataclasses.replace(found, title=title)
+    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(found, title=" ".join([title, *map(repr, texts)]))
 
 
 @verb
@@ -84,7 +84,8 @@ def writes(
     (texts,) = given.labels(subject, batch, kind)[1] or [()]
     sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
     labels = sources or found.labels[0], found.labels[1]
-    return dataclasses.replace(found, labels=labels)
+    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(found, labels=labels, title=title)
 
 
 @verb

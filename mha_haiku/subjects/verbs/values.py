@@ -15,7 +15,7 @@ from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
-from mha_haiku.subjects.subject import Subject, refuse, verb
+from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
 
 
 @verb
@@ -92,12 +92,10 @@ def check(subject: Subject, inputs: Any = None) -> torch_modules.Certificate:
     """
     if subject.certifier is None:
         refuse(subject, "check", "is no PyTorch module")
-    if inputs is None and subject.batches:
-        batch = subject.batches[0]
-    elif inputs is None:
-        batch = example_rows.some_tokens(subject.codec)
-    else:
+    if inputs is not None:
         batch = given.batch_of(subject.replace(certifier=None), inputs)[0]
+    else:
+        batch = [*(subject.batches or ()), example_rows.some_tokens(subject.codec)][0]
     return given.compared_with_torch(subject, batch, always=True)
 
 
@@ -121,7 +119,9 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
     known = () if is_pooled else given.labels(subject, batch)[0]
     (tokens,) = known or [("",) * len(found[0])]
     tokens = tokens[-len(found[0]) :]  # a model may answer only at the end
-    return answers.Lens(tokens, texts, chances.max(-1), found)
+    layers = tuple(part.layer for part in parts_of(subject, batch))
+    layers = layers if len(layers) == len(found) - 1 else ()
+    return answers.Lens(tokens, texts, chances.max(-1), found, layers)
 
 
 @verb

@@ -56,10 +56,10 @@ class SavedMapsConfig(Section, path="config.attention"):
     pooled_size: int = field(
         128, "rows and columns of a pooled map", fields.integer(1, 2**14)
     )
-    snapshots: int = field(
+    record_every: int = field(
         0,
-        "reports at which maps of the same examples are saved; 0 for none",
-        fields.integer(0, 2**10),
+        "steps between records of what heads do; 0 for none",
+        fields.integer(0, 2**31 - 1),
     )
 
 

@@ -37,7 +37,6 @@ class Folder(NamedTuple):
     metrics = _path("metrics.jsonl")
     checkpoints = _path("checkpoints")
     attention = _path("attention")
-    snapshots = _path("attention/snapshots")
     heads = _path("heads")
     summary = _path("summary.json")
 

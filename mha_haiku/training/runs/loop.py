@@ -66,10 +66,6 @@ class Observer:
     ) -> None:
         """Called before the first `look`, with the step at which the run starts."""
 
-    def wants(self, step: int) -> bool:
-        """Returns whether `look` is called at a due step; the same in all processes."""
-        return True
-
     def look(self, step: int, params: Any) -> None:
         """Called on the first process, with host arrays."""
         if self._look is not None:
@@ -393,7 +389,7 @@ def _look(
 ) -> None:
     """Calls the observers that are due, on the first process."""
     step, training = trainer.step, trainer.config.training
-    due = [x for x in observers if _is_due(step, x.every, training) and x.wants(step)]
+    due = [x for x in observers if _is_due(step, x.every, training)]
     if due:  # a collective: all processes must take part
         record.look(due, trainer.placement.fetch(trainer.state.params))
 

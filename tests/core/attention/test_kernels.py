@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.experimental.pallas import tpu as pltpu
+from jaxlib.mlir import passmanager
 
 from mha_haiku import masks
 from mha_haiku.core.attention import attend, kernels, scores
@@ -125,7 +126,12 @@ def lowered(kernel, platform, mask, dtype, sizes, with_gradient, with_map=False)
     shapes = (B, T, H, size), (B, S, G, size), (B, S, G, size)
     arrays = [jax.ShapeDtypeStruct(shape, dtype) for shape in shapes]
     run = jax.grad(run, (0, 1, 2), has_aux=True) if with_gradient else run
-    return jax.jit(run).trace(*arrays).lower(lowering_platforms=(platform,)).as_text()
+    program = jax.jit(run).trace(*arrays).lower(lowering_platforms=(platform,))
+    module = program.compiler_ir("stablehlo")
+    # Without what is unused, which any compiler drops first.
+    drop = passmanager.PassManager.parse("builtin.module(canonicalize)", module.context)
+    drop.run(module.operation)
+    return str(module)
 
 
 @pytest.mark.parametrize("with_gradient", [False, True])

@@ -43,11 +43,13 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
     [
         (attention, "--case=module_512 --contenders=ours,haiku,torch"),
         (training, "--case=translation --contenders=ours"),
+        (training, "--case=monitor"),
         (pretrained, "--case=edges"),
         (long_context, "--case=logits_4096"),
         (long_context, "--case=gates_4096"),
         (long_context, "--case=by_hand_32768"),
         (long_context, "--case=trace_128"),
+        (long_context, "--case=first_maps_64"),
     ],
 )
 def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):
