@@ -36,8 +36,8 @@ from mha_haiku.core import checks
 
 VERDICTS = ("right", "no attention", "refused", "wrong", "not tried")
 TOLERANCE = 1e-4  # of the largest number
-# They return weights from which the share of a sink is not yet taken.
-_OTHER_WEIGHTS = ("granite_swa", "granitemoe_swa")
+# Weights before the share of a sink is taken; rows in the order of an unsorted topk.
+_OTHER_WEIGHTS = ("granite_swa", "granitemoe_swa", "informer")
 _TYPES_OF_A_PROCESS = 40  # as compiled programs stay in its memory
 _TEXT = """\
 Tiny random models, by `python scripts/atlas.py --out=experiments/atlas.md`. *Right*:
