@@ -266,7 +266,7 @@ def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list]:
 def _units(program: Graph, plans: list[cuts.Component], area: float) -> dict[Any, set]:
     """Finds what to run for the outputs: equations and regions, and what each needs."""
     # Without keys, a region computes the blocks that it needs, and others the value.
-    plan_of = {x: plan for plan in plans for x in plan.cuts if plan.has_keys(x)}
+    plan_of = {x: plan for plan in plans for x in plan.cuts if x and plan.has_keys(x)}
     regions: dict[tuple[cuts.Component, int], _Region] = {}
     makers: dict[Value, Any] = {}
     units: dict[Any, list[Value]] = {}
