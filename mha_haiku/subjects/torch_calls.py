@@ -152,13 +152,16 @@ class Calls(Sequence):
                 return whole
             return whole[self._heads] if whole.ndim == 1 else whole[:, self._heads]
 
-        pair = of_call[2], part.key[:, :, :num_keys]
-        query, key = (jnp.swapaxes(array(x), 1, 2) for x in pair)
-        terms = attention_function.weighting(*of_call, of_heads)
+        name, module, query, mask, options = of_call
+        terms = attention_function.weighting(
+            name, module, query, mask, options, of_heads
+        )
         if (bias := terms["bias"]) is not None:
             hidden = bias < _MASKED
             terms["mask"] = terms["mask"] & masks.as_mask(~hidden)
             terms["bias"] = jnp.where(hidden, 0, bias)
+        pair = query, part.key[:, :, :num_keys]
+        query, key = (jnp.swapaxes(array(x), 1, 2) for x in pair)
         # Values are of no use, so that one number stands for each.
         _, map_ = attend(query, key, key[..., :1], **terms, first_query=first_query)
         return dataclasses.replace(map_, value=None)

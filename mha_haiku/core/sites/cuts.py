@@ -252,7 +252,7 @@ def seeds(jaxpr: core.Jaxpr, limit: int) -> Iterator[tuple[int, ...]]:
     """Yields the shapes of products of all queries and all keys, also inside calls."""
     for eqn in jaxprs.walk(jaxpr):
         if _is_seed(eqn, limit):
-            yield eqn.outvars[0].aval.shape
+            yield getattr(eqn.outvars[0].aval, "shape", ())
 
 
 def least_area(jaxpr: core.Jaxpr, limit: int) -> float:
@@ -261,7 +261,7 @@ def least_area(jaxpr: core.Jaxpr, limit: int) -> float:
     return min(areas, default=math.inf)
 
 
-def _is_seed(eqn: core.JaxprEqn, limit: int) -> bool:
+def _is_seed(eqn: Any, limit: int) -> bool:
     """Checks whether an equation may be a product of all queries and all keys."""
     if eqn.primitive.name != "dot_general" or eqn.outvars[0].aval.size <= limit:
         return False

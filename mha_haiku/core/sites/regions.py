@@ -196,7 +196,7 @@ class Rows(_Block):
         if value.maker is None or self._is_there(value) and (is_small or axis is None):
             return None
         if axis is None:
-            return [None] * len(value.maker.inputs)
+            return [None for _ in value.maker.inputs]
         return cuts.of_rows(value.maker, value, axis)
 
     def __call__(self, variables: Sequence, positions: jax.Array) -> list:

@@ -111,6 +111,8 @@ class Environment(torchax.tensor.Environment):
             torch.Tensor.matmul: matmul,
             torch.Tensor.__matmul__: matmul,
             torch.nn.functional.linear: self._linear,
+            torch.nn.functional.interpolate: _interpolate,
+            torch.nn.functional.embedding_bag: _embedding_bag,
             torch.Tensor.new_tensor: lambda x, data, dtype=None, **_: torch.as_tensor(
                 data, dtype=dtype or x.dtype
             ),
@@ -372,6 +374,44 @@ def _is_composite(func: Any) -> bool:
 
 def _overloads(packet: Any) -> list[Any]:
     return [getattr(packet, name) for name in packet.overloads()]
+
+
+def _interpolate(
+    x: Any, size: Any = None, scale_factor: Any = None, *options: Any, **named: Any
+) -> Any:
+    sides, mode = x.shape[2:], options[0] if options else named.get("mode", "nearest")
+    if scale_factor is not None and "cubic" not in mode:
+        # An axis whose size stays is kept by torch, whatever its factor.
+        many = isinstance(scale_factor, list | tuple)
+        factors = scale_factor if many else [scale_factor] * len(sides)
+        pairs = zip(factors, sides, strict=True)
+        scale_factor = [1.0 if int(n * y) == n else y for y, n in pairs]
+    return torch.nn.functional.interpolate(x, size, scale_factor, *options, **named)
+
+
+def _embedding_bag(
+    input: Any,
+    weight: Any,
+    offsets: Any = None,
+    *options: Any,
+    per_sample_weights: Any = None,
+    **named: Any,
+) -> Any:
+    function = torch.nn.functional.embedding_bag
+    mode = options[3] if len(options) > 3 else named.get("mode", "mean")
+    if per_sample_weights is None and mode != "max":
+        return function(input, weight, offsets, *options, **named)
+    rows = torch.nn.functional.embedding(input, weight)
+    if per_sample_weights is not None:  # which torchax leaves out
+        rows = rows * per_sample_weights[..., None]
+    if input.ndim == 2:
+        return rows.amax(1) if mode == "max" else rows.sum(1)
+    places = torch.arange(len(input), device=offsets.device)
+    bags = (places[:, None] >= offsets).sum(1) - 1
+    if mode == "max":
+        every = bags[:, None] == torch.arange(len(offsets), device=offsets.device)
+        return torch.where(every[..., None], rows[:, None], -torch.inf).amax(0)
+    return rows.new_zeros(len(offsets), rows.shape[1]).index_add(0, bags, rows)
 
 
 def _random(x: Any, low: Any = 0, high: Any = None, *, generator: Any = None) -> Any:
