@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import masks
+from mha_haiku.core import display, masks
 from mha_haiku.core.attention import AttentionMap, attend
 from mha_haiku.interop.torch_modules import attention_function
 from mha_haiku.lab.text_maps import TextMaps
@@ -105,7 +105,9 @@ class Calls(Sequence):
         return TextMaps({name: self._map(x) for name, x in calls if x is not None})
 
     def __repr__(self) -> str:
-        return f"Calls({len(self)} calls, {len(self._parts)} layers)"
+        return "Calls({}, {})".format(
+            display.count(len(self), "call"), display.count(len(self._parts), "layer")
+        )
 
     def _begin(self, *_: Any) -> None:
         self._is_new = True

@@ -7,7 +7,7 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,8 @@ class Score(tiles.Part, abc.ABC):
     Dense attention calls a score with all batch axes, the tile engine with one head of
     one example and no batch axes: hence `...` and `aligned` above.
     """
+
+    map_of: ClassVar[str] = ""  # in the repr of a map, instead of its query and key
 
     @abc.abstractmethod
     def __call__(
