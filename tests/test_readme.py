@@ -294,7 +294,7 @@ def test_snippets_run_and_give_what_their_comments_say(notebook):
     assert notebook["spread"].shape == notebook["query"].shape
     assert np.abs(notebook["spread"]).max() > 0
     sender, receiver = (
-        (notebook["found"][f"{end}_layer"], notebook["found"][f"{end}_head"])
+        (notebook["strongest"][f"{end}_layer"], notebook["strongest"][f"{end}_head"])
         for end in ("sender", "receiver")
     )
     assert {(sender, receiver, "k")} == notebook["compiled"].edges

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, display
 from mha_haiku.records import archive, means, ranks, tables
 from mha_haiku.records.results import Result
 
@@ -169,7 +169,8 @@ class Heads(Result):
         label: str = "importance",
     ) -> Self:
         """Makes the record of a number per example and head, `[N, L, H]`."""
-        title = f"{name.capitalize()} of heads, {len(per_example)} examples"
+        examples = display.count(len(per_example), "example")
+        title = f"{name.capitalize()} of heads, {examples}"
         return cls.of(
             title, {name: Column.of_examples(per_example, unit, label)}, kinds
         )
@@ -187,8 +188,7 @@ class Heads(Result):
         return dataclasses.replace(self, layers=layers)
 
     def __repr__(self) -> str:
-        count = len(self.layers)
-        said = [f"{count} layer{'s' * (count != 1)}"]
+        said = [display.count(len(self.layers), "layer")]
         said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
@@ -203,11 +203,12 @@ class Heads(Result):
             return name
         place = np.unravel_index(np.nanargmax(column.mean), column.mean.shape)
         unit = f"{column.unit and ' '}{column.unit}"
-        if np.sum(~np.isnan(column.mean)) == 1:
-            return f"{name} {column.mean[place]:.3g}{unit}"
+        least, most = f"{np.nanmin(column.mean):.3g}", f"{column.mean[place]:.3g}"
+        if least == most:
+            return f"{name} {most}{unit}"
         return (
-            f"{name} from {np.nanmin(column.mean):.3g} to {column.mean[place]:.3g}"
-            f"{unit}, the largest of {self.name_of(*place)}"
+            f"{name} from {least} to {most}{unit}, the largest of "
+            f"{self.name_of(*place)}"
         )
 
     def __getitem__(self, name: str) -> Column:

@@ -197,8 +197,9 @@ class MapSet:
 
     def __repr__(self) -> str:
         num_layers, num_heads = self.shape
-        parts = f"{num_layers} layers of up to {num_heads} heads"
-        parts += f", {len(self.examples)} examples"
+        parts = display.count(num_layers, "layer")
+        parts += f" of up to {display.count(num_heads, 'head')}"
+        parts += f", {display.count(len(self.examples), 'example')}"
         return f"MapSet({self.name!r}: {parts}, {len(self.heads.numbers)} statistics)"
 
     _repr_html_, show, plot = display.html, display.show, display.plot

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from mha_haiku.core import masks
+from mha_haiku.core import display, masks
 from mha_haiku.core.attention import AttentionMap, attend
 from mha_haiku.interop.torch_modules import attention_function, conversion
 from mha_haiku.lab.text_maps import TextMaps
@@ -93,7 +93,9 @@ class Calls(Sequence):
         return TextMaps({name: make() for name, make in calls if make is not None})
 
     def __repr__(self) -> str:
-        return f"Calls({len(self)} calls, {len(self._parts)} layers)"
+        return "Calls({}, {})".format(
+            display.count(len(self), "call"), display.count(len(self._parts), "layer")
+        )
 
     def _kept(self, function: Callable, module: Any, *args: Any, **options: Any) -> Any:
         """Calls a function of attention, and keeps what its map is computed of."""

@@ -317,6 +317,24 @@ OPERATIONS = {
         for mode in ("bilinear", "bicubic")
         for size in [(2, 2), (3, 9)]
     },
+    **{
+        f"bags {mode} {shape}": lambda x, mode=mode, shape=shape: (
+            functional.embedding_bag(
+                torch.arange(6).reshape(shape),
+                x.reshape(-1, 1)[:6],
+                torch.tensor([0, 2]) if len(shape) == 1 else None,
+                mode=mode,
+                per_sample_weights=x.reshape(-1)[:6].reshape(shape)
+                if mode == "sum"
+                else None,
+            )
+        )
+        for mode in ("sum", "mean", "max")
+        for shape in [(2, 3), (6,)]
+    },
+    "resized by factors": lambda x: functional.interpolate(
+        x[None], scale_factor=(1.1, 2.0), mode="bilinear"
+    ),
     "like a constant": lambda x: x + torch.ones_like(torch.arange(K), device=x.device),
 }
 

@@ -115,3 +115,6 @@ def test_a_single_head_has_a_number_and_no_range_or_rank_correlation():
     found = Heads.of("One head", {"a": number, "b": number})
     assert repr(found) == "Heads('One head': 1 layer; a 5.09 nats; b 5.09 nats)"
     assert "agreement" not in found.text()
+    equal = Heads.of_examples(np.full((1, 1, 3), 5.09), unit="nats")
+    title = "Importance of heads, 1 example"
+    assert repr(equal) == f"Heads('{title}': 1 layer; importance 5.09 nats)"

@@ -85,7 +85,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     (whole,) = page_of(mh.show(folder))["sets"]
     for name in ("layers", "examples", "numbers", "roles", "step"):
         assert own[name] == whole[name]
-    assert mh.plot(maps, layer=1, head=1).axes[0].get_title() == "head 1"
+    assert mh.plot(maps, layer=1, heads=1).axes[0].get_title() == "head 1"
     assert repr(maps).startswith("MapSet('small (reverse), step 0': 2 layers of")
     assert page_of(maps.show())["sets"] == page_of(mh.show(maps))["sets"]
     assert "<iframe" in maps._repr_html_()
@@ -126,7 +126,7 @@ def test_what_runs_do_not_take_is_refused(run, tmp_path):
         mh.show(run, tokens="abc")
     with pytest.raises(TypeError, match="compare must be a run or its folder, got int"):
         mh.show(run, compare=3)
-    with pytest.raises(ValueError, match="head must be one of 0, 1; got '2'"):
-        mh.plot(run, head=2)
+    with pytest.raises(ValueError, match="heads must be one of 0, 1; got '2'"):
+        mh.plot(run, heads=2)
     with pytest.raises(ValueError, match="There is no run in"):
         mh.show(tmp_path)

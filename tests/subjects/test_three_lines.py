@@ -52,7 +52,7 @@ def test_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
     weights = np.random.default_rng(0).dirichlet(np.ones(count), (1, 4, count))
     tokens = [f" {x}" for x in itertools.islice(itertools.cycle(WORDS), count)]
     found = tried(
-        "figure = mh.plot(weights, tokens=tokens, head=1, size=(3.25, 2.6))",
+        "figure = mh.plot(weights, tokens=tokens, heads=1, size=(3.25, 2.6))",
         weights=weights,
         tokens=tokens,
     )

@@ -77,13 +77,11 @@ class AttentionMap:
         parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {mask}"]
         if self.rows_sum_to != "1":
             parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
-        parts += [
-            f"query {display.value(self.query)}",
-            f"key {display.value(self.key)}",
-        ]
-        if bias is not None:
+        query, key = map(display.value, (self.query, self.key))
+        parts.append(score.map_of or f"query {query}, key {key}")
+        if bias is not None and not score.map_of:
             parts.append(f"bias {bias}")
-        if repr(score) != repr(scores.dot_product()):
+        if not score.map_of and repr(score) != repr(scores.dot_product()):
             parts.append(f"score {score}")
         if not isinstance(origin.query, int) or origin.query:
             parts.append(f"first_query {display.numbers(origin.query)}")

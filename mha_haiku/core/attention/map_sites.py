@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -100,9 +100,7 @@ class Known(scores.DotProduct):
     """
 
     is_kept = False
-
-    def __repr__(self) -> str:
-        return "in known weights"
+    map_of: ClassVar[str] = "of weights computed elsewhere"
 
     def __call__(self, query: Array, key: Array) -> Array:
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])

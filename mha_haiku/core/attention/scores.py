@@ -46,6 +46,8 @@ class Score(tiles.Part, abc.ABC):
     one example and no batch axes: hence `...` and `aligned` above.
     """
 
+    map_of: ClassVar[str] = ""  # in the repr of a map, instead of its query and key
+
     @abc.abstractmethod
     def __call__(
         self, query: Float[Array, "*B R H K"], key: Float[Array, "*B C G K"]

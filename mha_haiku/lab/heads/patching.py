@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import ablation_values, clean_runs, model_runs
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
 from mha_haiku.lab.heads.model_runs import Batches, Measured
@@ -52,7 +52,7 @@ class Changes(PerExample, Result):
 
 def _pairs(found: Changes) -> str:
     count = len(found.base)
-    return f"{count} pairs" if count > 1 else "1 pair"
+    return display.count(count, "pair")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -111,7 +111,7 @@ class Edges(Changes):
     @property
     def title(self) -> str:
         """The title, with the number of pairs."""
-        return f"{len(self.kinds)} edges, {_pairs(self)}: {self.unit}"
+        return f"{display.count(len(self.kinds), 'edge')}, {_pairs(self)}: {self.unit}"
 
     @property
     def strength(self) -> np.ndarray:

@@ -170,6 +170,8 @@ def test_edited_weights_keep_their_sign(implementation):
     pooled = found["map"].pooled(2, 2, **part)
     np.testing.assert_allclose(pooled, wanted[..., 1:3, 2:4], atol=1e-6)
     assert "rows sum to any amount" in repr(found["map"])
+    assert "of weights computed elsewhere" in repr(found["map"])
+    assert "DenseBias" not in repr(found["map"])
 
 
 @pytest.mark.slow
