@@ -84,7 +84,8 @@ def text_maps(value: Any, **texts: Any) -> TextMaps | None:
             value = [_map_of_weights(weights) for weights in value]
         if not _are_maps(value):
             return None
-        value = _with_texts(*getattr(value, "_place", (TextMaps(value), None)))
+        whole, place = getattr(value, "_place", (TextMaps(value), None))
+        value = _with_texts(whole, place)
     texts = {name: text for name, text in texts.items() if text is not None}
     return dataclasses.replace(value, **texts)
 
