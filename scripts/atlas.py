@@ -14,6 +14,7 @@ import importlib
 import importlib.metadata
 import inspect
 import json
+import math
 import multiprocessing
 import os
 import pathlib
@@ -397,7 +398,8 @@ def _attentions(module: Any, given: dict[str, np.ndarray]) -> list[Any]:
 
 def _form(weights: Any) -> tuple:
     """Returns what folding heads into the batch, as some models do, does not change."""
-    return np.size(weights), np.shape(weights)[-2:]
+    shape = tuple(np.shape(weights))
+    return math.prod(shape), shape[-2:]
 
 
 def _close(actual: Any, expected: Any) -> bool:
