@@ -10,6 +10,7 @@ B batch, L layers (attention parts), H heads of a layer, N examples, P patterns 
 gates.
 """
 
+import logging
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -28,6 +29,8 @@ from mha_haiku.training import tasks
 Array = jax.Array
 Example = tasks.Example
 Metric = model_runs.Metric
+
+_logger = logging.getLogger("mha_haiku")
 
 
 class Measure(NamedTuple):
@@ -108,7 +111,9 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
     """
     _check_slope(subject)
     options = {"metric": subject.metric, "ablation_value": ablation_value}
-    return _measured(subject, "gradient", _slopes, **options)
+    slopes = _measured(subject, "gradient", _slopes, **options)
+    _warn_if_flat(slopes, subject, ablation_value)
+    return slopes
 
 
 @model_runs.compiled
@@ -247,6 +252,29 @@ def _gated(
 ) -> Array:
     clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
     return clean_runs.over(clean.gated, gates, example).T
+
+
+# Slopes below `_SMALL_SLOPE` are checked, and taken for rounding errors if they are
+# less than `_FLAT` times the change of the metric when all heads are ablated.
+_SMALL_SLOPE = 1e-6
+_FLAT = 1e-5
+
+
+def _warn_if_flat(found: Any, subject: Measured, ablation_value: AblationValue) -> None:
+    """Warns if the metric is flat at the unedited model, so that ranks are noise."""
+    largest = np.nanmax(found.per_example, initial=0.0)
+    if largest > _SMALL_SLOPE:
+        return
+    gates = np.stack([np.ones_like(found.mean), np.zeros_like(found.mean)])
+    metric = gated_metric(subject, gates, ablation_value=ablation_value)
+    change = np.abs(metric[:, 1] - metric[:, 0]).max()
+    if largest < _FLAT * change:
+        _logger.warning(
+            f"slopes of the metric by gates are at most {largest:.1g}, while ablating "
+            f"all heads changes it by {change:.2g}: the metric is at its best with all "
+            "heads open, and an order by these slopes is noise; use ablation or "
+            "attribution instead."
+        )
 
 
 def _check_slope(subject: Measured) -> None:
