@@ -45,7 +45,8 @@ def prepare(
         for _ in range(size):
             jax.block_until_ready(step(x, params, x))
 
-    return worker.Program(run, units=size)
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return worker.Program(run, units=size, facts={"parameters": count})
 
 
 def _training(config, steps) -> worker.Program:
