@@ -151,6 +151,9 @@ STEPS = {
 DONATED = "plain JAX", "remat", "pmap", "shard_map", "Equinox"
 
 
+MESHES = "pmap", "shard_map"
+
+
 @pytest.mark.parametrize("name", everyday.those(STEPS, "plain JAX"))
 def test_a_monitored_step_is_the_same_step_in_two_programs(name, tmp_path):
     make, num_layers = STEPS[name]
@@ -163,7 +166,8 @@ def test_a_monitored_step_is_the_same_step_in_two_programs(name, tmp_path):
     for i in range(5):
         donated, before = jax.tree.leaves(state)[0], len(traces)
         *new, value = watched(*state, TOKENS)
-        assert len(traces) == before or i < 2  # two programs
+        # Two programs; the first step puts its state on a mesh, if it has one.
+        assert len(traces) == before or i < (4 if name in MESHES else 2)
         assert donated.is_deleted() == (name in DONATED)
         *other, wanted = plain(*expected, TOKENS)
         state, expected = new or state, other or expected

@@ -116,19 +116,17 @@ def locked(path: Path) -> Iterator[None]:
 
 
 def check_writable(name: str, path: str | os.PathLike) -> None:
-    """Raises ConfigError unless files can be written to a folder, missing or not.
+    """Calls `check_writable_here` on the first process; all raise what it raises."""
+    cluster.first_does(lambda: check_writable_here(name, path))
 
-    The same on all processes.
-    """
 
-    def check() -> None:
-        root = checks.as_path(path).absolute()
-        above = next(each for each in (root, *root.parents) if os.path.lexists(each))
-        if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-            code = errno.EACCES if above.is_dir() else errno.ENOTDIR
-            raise ConfigError(f"{name} {root} cannot be written: {os.strerror(code)}.")
-
-    cluster.first_does(check)
+def check_writable_here(name: str, path: str | os.PathLike) -> None:
+    """Raises ConfigError unless files can be written to a folder, missing or not."""
+    root = checks.as_path(path).absolute()
+    above = next(each for each in (root, *root.parents) if os.path.lexists(each))
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise ConfigError(f"{name} {root} cannot be written: {os.strerror(code)}.")
 
 
 def beside(workdir: str | os.PathLike, suffix: str) -> Path:

@@ -87,7 +87,7 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
     if it is in use, cannot be written, or holds other files and no run.
     """
     root, log = folder.root, folder.metrics
-    files.check_writable("workdir", root)
+    files.check_writable_here("workdir", root)
     if not folder.config.exists() and root.exists():
         names = [name for name in os.listdir(root) if name[0] != "."]
         if names == [log.name] and not log.stat().st_size:
