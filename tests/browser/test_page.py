@@ -225,7 +225,7 @@ def test_keys_go_to_a_head_and_to_inputs_and_a_map_is_saved(drawn):
     opened.keyboard.press("Enter")
     assert _title(opened) == "layer 1, head 2 · first"
     opened.keyboard.press("n")
-    assert _title(opened) == "layer 1, head 2 · 2"
+    opened.locator("#detail-title", has_text="layer 1, head 2 · 2").wait_for()
     opened.fill("#jump", "7.0")
     opened.keyboard.press("Enter")
     assert _title(opened) == "layer 1, head 2 · 2"
