@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import ad_checkpoint
 from jax.extend import core
-from jax.interpreters import ad, batching, mlir
+from jax.interpreters import ad, batching, mlir, partial_eval
 
 PARAMETER = "mha_haiku_parameter"
 """Name that marks parameters, which recognition tells from data."""
@@ -76,10 +76,12 @@ def faceted(
 
 
 def parameters(tree: Any, facets: tuple, fit: Callable | None = None) -> dict:
-    """Makes the parameters of a site's equation."""
-    # `batched` has the batch axes of the leaves for each enclosing vmap, from the
-    # innermost out.
-    return {"facets": facets, "fit": fit, "tree": tree, "batched": ()}
+    """Makes the parameters of a site's equation, with all leaves present."""
+    # `kept` lists the leaves that are present (all, unless a transformation dropped
+    # some), `batched` has the batch axes of the leaves for each enclosing vmap, from
+    # the innermost out.
+    kept = tuple(range(tree.num_leaves))
+    return {"facets": facets, "fit": fit, "tree": tree, "kept": kept, "batched": ()}
 
 
 def mark_parameters(tree: Any) -> Any:
@@ -107,6 +109,26 @@ def _batch(
     return site_p.bind(*leaves, batched=(*batched, tuple(axes)), **params), axes
 
 
+def _drop_unused(
+    used: Sequence[bool], *rest
+) -> tuple[list[bool], core.JaxprEqn | None]:
+    """Keeps the leaves that something reads; JAX's own rule keeps all or none."""
+    eqn = rest[-1]
+    if not any(used):
+        return [False] * len(used), None
+
+    def kept(values: Sequence):
+        return tuple(x for x, is_used in zip(values, used, strict=True) if is_used)
+
+    params = dict(
+        eqn.params,
+        kept=kept(eqn.params["kept"]),
+        batched=tuple(map(kept, eqn.params["batched"])),
+    )
+    invars, outvars = list(kept(eqn.invars)), list(kept(eqn.outvars))
+    return list(used), eqn.replace(invars=invars, outvars=outvars, params=params)
+
+
 site_p.multiple_results = True
 site_p.def_impl(lambda *leaves, **_: list(leaves))
 site_p.def_abstract_eval(lambda *leaves, **_: list(leaves))
@@ -114,3 +136,4 @@ mlir.register_lowering(site_p, lambda context, *leaves, **_: list(leaves))
 ad.primitive_jvps[site_p] = _jvp
 ad.primitive_transposes[site_p] = _transpose
 batching.primitive_batchers[site_p] = _batch
+partial_eval.dce_rules[site_p] = _drop_unused

@@ -88,7 +88,7 @@ def _haiku():
 
     layer = hk.without_apply_rng(hk.transform(attend))
     params = layer.init(jax.random.key(0), jnp.ones((B, T, 8)))
-    return _stepped(*_of_attention(jax.checkpoint(layer.apply), params))
+    return _stepped(*_of_attention(layer.apply, params))
 
 
 def _linen():

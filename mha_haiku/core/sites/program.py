@@ -388,6 +388,7 @@ def _edited(
     count = len(leaves)
     return leaves, params | {
         "tree": trees[-1],
+        "kept": tuple(range(count)),
         "batched": ((0,) * count,) * len(batched),
     }
 

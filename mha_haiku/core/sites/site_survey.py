@@ -275,10 +275,11 @@ class Survey:
             if eqn is None:
                 break
             if eqn.primitive is site_p:
-                leaves = list(eqn.invars), list(eqn.outvars)
-                site = Site(index, *leaves, eqn.params)
-                local = jaxprs.path(eqn)
-                level.stops.append(self._stop(site, local, around, None))
+                if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
+                    leaves = list(eqn.invars), list(eqn.outvars)
+                    site = Site(index, *leaves, eqn.params)
+                    local = jaxprs.path(eqn)
+                    level.stops.append(self._stop(site, local, around, None))
                 continue
             if eqn.primitive.name == jaxprs.BLOCKWISE:
                 whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
