@@ -39,7 +39,8 @@ class Monitor:
     It returns what the step returns. In every so many steps, from the first, another
     compiled program takes the step and measures its attention maps; in the others the
     step itself runs. The model may be anything that `mh.look` sees maps in, with
-    gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it.
+    gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but maps of
+    `mh.attend` itself are not seen in a `jax.checkpoint` that is differentiated.
 
     Numbers are of all examples of a step: means, or the largest where that is the
     statistic. Alarms, such as "head 3.5: entropy fell below 0.05 nats at step 1,850",
