@@ -135,7 +135,7 @@ class Calls(Sequence):
     ) -> AttentionMap:
         """Computes the logsumexp of a call, and returns its map.
 
-        The first `num_keys` keys of the part are those of the call.
+        The call has the first `num_keys` keys of the part.
         """
 
         def array(tensor: Any) -> jax.Array:
