@@ -85,7 +85,9 @@ def test_a_page_has_the_statistics_of_the_heads():
         assert counts[values == found] == counts.max()
     for number in numbers:
         wanted = np.mean(getattr(statistics, number["name"]), 0)
-        np.testing.assert_allclose(number["values"], [wanted], 1e-5, 1e-5)
+        # A page has six digits, which scores above 10 use up before the fifth place.
+        atol = 1e-4 if number["name"] == "max_score" else 1e-5
+        np.testing.assert_allclose(number["values"], [wanted], atol=atol)
         assert number["label"] == mh.attention.STATISTICS[number["name"]].label
 
 
