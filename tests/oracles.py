@@ -145,7 +145,7 @@ def map_statistics(
         "squared_weights": (weights**2).sum(-1),
         "largest_weight": weights.max(-1),
         "distance": mass(np.abs(t - s)),
-        "first_position": mass(s == 0),
+        "first_token": mass(s == 0),
     }
     for name, offset in (("previous", -1), ("own", 0), ("next", 1)):
         rows[f"{name}_position"] = mass(s == t + offset)
@@ -158,7 +158,7 @@ def map_statistics(
         own = tokens[..., None, :, None]
         rows["same_token"] = mass(key_tokens[..., None, None, :] == own)
         before = np.roll(key_tokens, 1, -1)[..., None, None, :]
-        rows["induction"] = mass((before == own) & (s > 0) & (s <= t))
+        rows["after_same_token"] = mass((before == own) & (s > 0) & (s <= t))
     if scores is not None:
         rows["max_score"] = np.where(counts, scores.max(-1), -np.inf)
     squared = mass((t - s) ** 2)

@@ -65,14 +65,6 @@ class Seen(NamedTuple):
             numbers=self.numbers | shares, evidence=evidence, places=None
         )
 
-    def of_heads(self, chosen: Any) -> "Seen":
-        """Keeps some heads."""
-        masked = self.masked
-        if masked is not None and masked.shape[1] > 1:
-            masked = masked[:, chosen]
-        others = self._replace(masked=None)
-        return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
-
 
 def known(
     attention_map: attention.AttentionMap,

@@ -144,7 +144,9 @@ def _draw_bars(
     label = "" if numbers.label == name else numbers.label
     axes.set_title(label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
-    axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
+    axes.set_xlabel(
+        "head: kind.layer.head" if kinds else "head: layer.head", fontsize=8
+    )
     step = math.ceil(len(order) / _MOST_NAMES) or 1
     shown = order[::step].tolist()
     names = [f"{layers[i].address}.{layers[i].heads[h]}" for i, h in shown]

@@ -29,6 +29,7 @@ import numpy as np
 from mha_haiku.records import labels, map_set
 from mha_haiku.records.heads import OFFSET, ROLE
 from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet
+from mha_haiku.records.roles import NO_CLEAR_ROLE, ROLES
 
 VERSION = 2
 Pack = Callable[..., dict[str, Any]]  # `encode` with its options
@@ -42,25 +43,9 @@ _MOST_PLAIN_TOKENS = 1024
 _PREDICTED = "token predicted"  # the label of an axis
 _MOST_SAID = 3  # heads that the sentence below the title names
 _FEWEST_QUERIES = 16  # of which a role can be told
-# How heads of a role attend.
-_ROLES = {
-    "aligned": "where the task expects",
-    "previous_token": "to the previous token",
-    "next_token": "to the next token",
-    "own_position": "from each token to itself",
-    "first_token": "to the first token",
-    "separator": "to separators",
-    "induction": "to what followed the same token before",
-    "positional": "to a fixed distance",
-    "anti_diagonal": "in reverse order",
-    "monotonic": "in the order of the other text",
-    "uniform": "evenly to everything",
-    "broad": "broadly",
-}
 _VAGUE = {"uniform", "broad"}
 # Their scores are no shares of attention, and are not compared with such.
 _BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
-_NO_ROLE = "no_clear_role"
 
 
 def render(shown: Dossier) -> str:
@@ -74,21 +59,22 @@ def document(name: str, title: str, content: Any) -> str:
     def source(file: str) -> str:
         return folder.joinpath(file).read_text("utf-8")
 
-    folder = importlib.resources.files("mha_haiku.showing").joinpath(name)
-    script = "\n".join(map(source, source("order.txt").split()))
+    folder = importlib.resources.files("mha_haiku.showing")
+    names = [f"{name}/{x}" for x in source(f"{name}/order.txt").split()]
+    script = "\n".join(source(x) for x in names if x.endswith(".js"))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
-    styles = sorted(x.name for x in folder.iterdir() if x.name.endswith(".css"))
-    style = "\n".join(map(source, styles))
+    style = "\n".join(source(x) for x in ["page.css", *names] if x.endswith(".css"))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return string.Template(source(f"{name}.html")).substitute(
+    return string.Template(source("page.html")).substitute(
         policy=policy,
         title=html.escape(labels.one_line(title)),
         style=style,
+        body=source(f"{name}/body.html"),
         script=script,
         data=to_json(content),
     )
@@ -192,7 +178,6 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
         ]
     return {
         "name": labels.one_line(maps.name),
-        "step": maps.step,
         "layers": [
             {
                 "name": labels.one_line(layer.name),
@@ -248,9 +233,11 @@ def _of_roles(maps: MapSet) -> list[str | list]:
         return [f"The text is too short to tell roles: {max(queries)} queries. "]
     names = np.where(are_few[:, None], "", names)
     counts = collections.Counter(name for name in names.flat if name)
-    others, total = counts.pop(_NO_ROLE, 0), counts.total()
+    others, total = counts.pop(NO_CLEAR_ROLE, 0), counts.total()
     does = {
-        name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
+        name: ROLES[name].attends
+        if name in ROLES
+        else f"as {labels.one_line(name.replace('_', ' '))}"
         for name, _ in counts.most_common()
     }
     if total + others == 1:
@@ -283,12 +270,12 @@ def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) ->
 def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
     """Says at which distance a positional head attends, where that is known."""
     if OFFSET not in maps.columns:
-        return _ROLES["positional"]
+        return ROLES["positional"].attends
     before = int(maps.columns[OFFSET].mean[place])
     is_cross = maps.layers[place[0]].kind == "cross"
     if not before:
         other = "to the same position of the other text"
-        return other if is_cross else _ROLES["own_position"]
+        return other if is_cross else ROLES["own_position"].attends
     where = "before" if before > 0 else "after"
     of = "the same one of the other text" if is_cross else "each token"
     return f"to the position {abs(before)} {where} {of}"

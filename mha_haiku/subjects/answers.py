@@ -209,7 +209,8 @@ def _of_compositions(found: Compositions) -> Grid:
         columns,
         "composition",
         title=found.title,
-        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+        note="Random weights are not at 0.",
+        axes=("writing head", "reading head"),
     )
 
 

@@ -41,6 +41,7 @@ _LONGEST_TITLE = 80  # characters of a text
 def show(
     maps_or_run: Any,
     *,
+    heads: int | Sequence[int] | None = None,
     tokens: Any = None,
     key_tokens: Any = None,
     compare: Any = None,
@@ -57,6 +58,7 @@ def show(
         (as from `look`), or a model's output with its maps; a subject or one of its
         answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
         roles, or a mask.
+      heads: A head of each layer, or a list of heads. Defaults to all.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. For an
         encoder-decoder these are the tokens that the decoder reads.
@@ -88,7 +90,7 @@ def show(
     elif found is not None:
         whole = _compared(found, compare, **texts)
     elif not has_own(maps_or_run):
-        return readings.view(maps_or_run, **texts, compare=compare)
+        return readings.view(maps_or_run, **texts, compare=compare, heads=heads)
     else:
         for name, text in texts.items():
             if text is not None:
@@ -97,7 +99,8 @@ def show(
                     "show(run.maps(text), tokens=...) shows others."
                 )
         whole = dossier_of(maps_or_run, compare)
-    return views.of_dossier(whole, budget=budget)
+    sets = tuple(_of_heads(each, heads) for each in whole.sets)
+    return views.of_dossier(whole._replace(sets=sets), budget=budget)
 
 
 def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
@@ -229,8 +232,7 @@ def plot(
             if size is not None:
                 figure.set_size_inches(size)
             return figure
-        names = None if heads is None else _names_of(whole, heads)
-        return figures.of_example(whole, heads=names, size=size, title=title)
+        return figures.of_example(_of_heads(whole, heads), size=size, title=title)
 
 
 def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
@@ -333,13 +335,15 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
     return Dossier(f"{first.name} and {other.title}", both)
 
 
-def _names_of(whole: MapSet, heads: int | Sequence[int]) -> list[str]:
-    """Lists the names of heads, which are their numbers in the unpruned model."""
+def _of_heads(whole: MapSet, heads: int | Sequence[int] | None) -> MapSet:
+    """Keeps heads by their names, which are their numbers in the unpruned model."""
+    if heads is None:
+        return whole
     numbers = np.ravel(heads).tolist()
     if not numbers:
         raise ValueError("heads must be a number or a list of them, got none.")
     names = sorted({name for layer in whole.layers for name in layer.heads}, key=int)
-    return [checks.choice("heads", str(number), names) for number in numbers]
+    return whole.of_heads([checks.choice("heads", str(x), names) for x in numbers])
 
 
 def named(value: Any) -> tuple[str, Any]:

@@ -122,19 +122,13 @@ def measured(
     chosen = per_head.chosen_layers(parts, layers)
     num_heads = subject.config.model.attention.num_heads
     wanted = per_head.chosen("heads", heads, num_heads)
-    # Heads are named by their index in the unpruned layer, also in a pruned one.
-    named = [[x for x in wanted if x in parts[i].names] for i in chosen]
-    places = [
-        [parts[i].names.index(x) for x in row]
-        for i, row in zip(chosen, named, strict=True)
-    ]
 
     subject = computation.compact(subject) if len(chosen) == len(parts) else subject
     subject = computation.placed(subject, devices, length=length)
     observe = computation.once(
         subject,
-        f"maps of {chosen}, {places}, {bins}",
-        lambda: _observer(subject, [parts[i] for i in chosen], places, bins),
+        f"maps of {chosen}, {bins}",
+        lambda: _observer(subject, [parts[i] for i in chosen], bins),
     )
     if own is None:
         batch_size = computation.batch_size(subject, len(indices), _BATCH_POSITIONS)
@@ -181,17 +175,18 @@ def measured(
     whole = maps.joined(
         subject.title,
         [
-            Layer.of_model(parts[i].kind, parts[i].layer, i, row)
-            for i, row in zip(chosen, named, strict=True)
+            Layer.of_model(parts[i].kind, parts[i].layer, i, parts[i].names)
+            for i in chosen
         ],
         seen,
         shown,
         step=subject.step,
         dtype=config.dtype,
     )
-    if mean is None:
-        return whole
-    return dataclasses.replace(whole, examples=(*whole.examples, mean))
+    if mean is not None:
+        whole = dataclasses.replace(whole, examples=(*whole.examples, mean))
+    # Heads are named by their index in the unpruned layer, also in a pruned one.
+    return whole if heads is None else whole.of_heads([*map(str, wanted)])
 
 
 def write_report(
@@ -221,12 +216,7 @@ def write_report(
     return [*written, files.write(folder / "index.html", view.html)]
 
 
-def _observer(
-    subject: RunSubject,
-    parts: Sequence[Part],
-    heads_of_layers: Sequence[Sequence[int]],
-    bins: int | None,
-):
+def _observer(subject: RunSubject, parts: Sequence[Part], bins: int | None):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
     separators = computation.separators(subject)
 
@@ -244,8 +234,6 @@ def _observer(
             )
 
         output, seen = computation.observed(subject, params, example, observed, parts)
-        pairs = zip(seen, heads_of_layers, strict=True)
-        seen = [each.of_heads(np.array(heads, np.int32)) for each, heads in pairs]
         answers = None
         if output.logits is not None:
             shares, answers = jax.lax.top_k(

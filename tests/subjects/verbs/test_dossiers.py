@@ -69,7 +69,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
         tokens = ["[CLS]", "the", "cat", "sat", last]
         columns = maps.map_set(text_maps.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]
-        assert ("separators" in columns) == (expected == "separator")
+        assert ("separator" in columns) == (expected == "separator")
 
 
 @pytest.mark.slow
