@@ -147,10 +147,12 @@ def map_statistics(
         "distance": mass(np.abs(t - s)),
         "first_token": mass(s == 0),
     }
-    for name, offset in (("previous", -1), ("own", 0), ("next", 1)):
-        rows[f"{name}_position"] = mass(s == t + offset)
+    offsets = {"previous_token": -1, "own_position": 0, "next_token": 1}
+    for name, offset in offsets.items():
+        rows[name] = mass(s == t + offset)
         largest = weights == weights.max(-1, keepdims=True)
-        rows[f"largest_at_{name}"] = (largest & (s == t + offset)).any(-1)
+        at = f"largest_at_{name.partition('_')[0]}"
+        rows[at] = (largest & (s == t + offset)).any(-1)
     if positions is not None:
         rows["chosen_positions"] = mass(positions[..., None, None, :])
     if tokens is not None:

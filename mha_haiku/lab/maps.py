@@ -297,6 +297,7 @@ def map_set(
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
+    whole = dataclasses.replace(whole, columns={**whole.columns, **found.columns})
     return with_why(whole, found.why) if found.why and only is None else whole
 
 

@@ -12,7 +12,6 @@ text. The page's policy lets only its script run.
 """
 
 import base64
-import collections
 import functools
 import hashlib
 import html
@@ -21,15 +20,15 @@ import json
 import math
 import string
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mha_haiku.records import labels, map_set
-from mha_haiku.records.heads import OFFSET, ROLE
+from mha_haiku.records.heads import ROLE
 from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet
-from mha_haiku.records.roles import NO_CLEAR_ROLE, ROLES
+from mha_haiku.records.roles import ROLES
 
 VERSION = 2
 Pack = Callable[..., dict[str, Any]]  # `encode` with its options
@@ -41,11 +40,7 @@ _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
 _PREDICTED = "token predicted"  # the label of an axis
-_MOST_SAID = 3  # heads that the sentence below the title names
 _FEWEST_QUERIES = 16  # of which a role can be told
-_VAGUE = {"uniform", "broad"}
-# Their scores are no shares of attention, and are not compared with such.
-_BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
 
 
 def render(shown: Dossier) -> str:
@@ -123,6 +118,8 @@ def contents(shown: Dossier) -> dict[str, Any]:
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
         "largest": largest,
+        "fewest_queries": _FEWEST_QUERIES,
+        "roles": {name: role.attends for name, role in ROLES.items()},
         "sets": sets,
     }
 
@@ -198,105 +195,9 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             for name, number in maps.heads.numbers.items()
         ],
         "roles": roles,
-        "said": _sentence(maps),
         "missing": [list(map(labels.one_line, pair)) for pair in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
-
-
-def _sentence(maps: MapSet) -> list[str | list]:
-    """Describes in sentences what the heads of a set do, and which to look at first."""
-    said = _of_roles(maps) if ROLE in maps.columns else []
-    measured = (x for x in maps.columns.values() if x.ranks is not None)
-    if (number := next(measured, None)) is not None:
-        values = np.where(np.isnan(number.mean), -np.inf, number.mean)
-        unit = labels.one_line(number.unit)
-        heads = [
-            [_head(maps, *place), f" {values[place]:.3g} {unit}"]
-            for place in _largest(values)
-        ]
-        parts = [part for head in heads for part in (*head, "; ")][:-1]
-        said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
-    return said
-
-
-def _of_roles(maps: MapSet) -> list[str | list]:
-    names, scores = maps.columns[ROLE].names, maps.columns[ROLE].mean
-    if names is None or not (names != "").any():
-        return []
-    queries = [
-        sum(len(x.axes(layer).queries.tokens) for x in maps.examples if not x.is_mean)
-        for layer in maps.layers
-    ]
-    are_few = np.array(queries) < _FEWEST_QUERIES
-    if are_few.all():
-        return [f"The text is too short to tell roles: {max(queries)} queries. "]
-    names = np.where(are_few[:, None], "", names)
-    counts = collections.Counter(name for name in names.flat if name)
-    others, total = counts.pop(NO_CLEAR_ROLE, 0), counts.total()
-    does = {
-        name: ROLES[name].attends
-        if name in ROLES
-        else f"as {labels.one_line(name.replace('_', ' '))}"
-        for name, _ in counts.most_common()
-    }
-    if total + others == 1:
-        (does_it,) = [f"attends {y}" for y in does.values()] or ["has no clear role"]
-        said: list[str | list] = [f"The one head {does_it}. "]
-    else:
-        said = [_counted(counts, does, others)]
-    # The clearest head of each role, and of these the clearest ones, by the share of
-    # attention on what the role is about; where the score is none, after the others.
-    best = np.full((2, *names.shape), -np.inf)
-    for name in does.keys() - _VAGUE:
-        of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
-        place = np.unravel_index(np.argmax(of_role), names.shape)
-        best[int(name in _BY_LARGEST), *place] = of_role[place]
-    clearest = []
-    for place in [*_largest(best[0]), *_largest(best[1])][:_MOST_SAID]:
-        name = str(names[place])
-        does_it = _at_distance(maps, place) if name == "positional" else does[name]
-        clearest += [_head(maps, *place), f" {does_it} ({scores[place]:.2f})", "; "]
-    return [*said, "The clearest: ", *clearest[:-1], ". "] if clearest else said
-
-
-def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) -> str:
-    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
-    if others:
-        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
-    return f"Of {sum(counts.values()) + others} heads {_listed(parts)}. "
-
-
-def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
-    """Says at which distance a positional head attends, where that is known."""
-    if OFFSET not in maps.columns:
-        return ROLES["positional"].attends
-    before = int(maps.columns[OFFSET].mean[place])
-    is_cross = maps.layers[place[0]].kind == "cross"
-    if not before:
-        other = "to the same position of the other text"
-        return other if is_cross else ROLES["own_position"].attends
-    where = "before" if before > 0 else "after"
-    of = "the same one of the other text" if is_cross else "each token"
-    return f"to the position {abs(before)} {where} {of}"
-
-
-def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
-    """Finds the places of the few largest numbers; -inf is none."""
-    order = np.argsort(-values, axis=None, kind="stable")
-    places = zip(*np.unravel_index(order[:_MOST_SAID], values.shape), strict=True)
-    return [place for place in places if np.isfinite(values[place])]
-
-
-def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
-    shown_layer = maps.layers[layer]
-    name = labels.one_line(f"{shown_layer.name}, head {shown_layer.heads[head]}")
-    return [name, int(layer), int(head)]
-
-
-def _listed(parts: Sequence[str]) -> str:
-    *others, last = parts
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _example(example: Example, pack: Pack) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
         with contextlib.suppress(archive.FormatError):
             found = Heads.load(path, written_by=written_by)
             if found.step == maps.step and _are_measures(found):
-                columns = {**maps.columns, **found.at(maps.layers)}
+                known = {x: y for x, y in maps.columns.items() if x != "importance"}
+                columns = known | found.at(maps.layers)
                 return dataclasses.replace(maps, columns=columns)
     return dataclasses.replace(maps, missing=(("importance", written_by),))
 

@@ -279,8 +279,11 @@ def has_own(value: Any) -> bool:
     return isinstance(value, MapSet | Subject | folders.Run | str | os.PathLike)
 
 
-def map_set_of(value: Any) -> MapSet:
-    """Collects maps, and numbers of heads, over the held-out examples of a run."""
+def map_set_of(value: Any, **options: Any) -> MapSet:
+    """Collects maps, and numbers of heads, over the held-out examples of a run.
+
+    Options are as of `dumps.measured`.
+    """
     if isinstance(value, MapSet):
         return value
     if isinstance(value, str | os.PathLike):
@@ -299,6 +302,7 @@ def map_set_of(value: Any) -> MapSet:
         means=False,
         weights=value.task.sequence_length <= maps.WHOLE,
         devices=jax.local_devices()[:1],
+        **options,
     )
 
 
@@ -321,7 +325,7 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
             if compare is None:
                 return whole
             value = dataclasses.replace(whole.sets[-1], name=whole.title)
-    first = map_set_of(value)
+    first = map_set_of(value, importance=True)
     if compare is None:
         alone = dataclasses.replace(first, name="", step=None)
         return Dossier(first.name, (alone,))

@@ -11,10 +11,10 @@ from tests.browser import samples
 from tests.browser.samples import H, L
 
 
-def _maps(name: str = "", *, shape=(L, H), step: int | None = None, **more):
+def _maps(name: str = "", *, shape=(L, H), **more):
     mean = np.arange(shape[0] * shape[1], dtype=float).reshape(shape)
     return dataclasses.replace(
-        samples.maps(name=name, step=step),
+        samples.maps(name=name),
         columns={
             "squared_weights": records.Column(mean, "weight²", "sum of squares"),
             "entropy": records.Column(mean, "nats", "entropy"),

@@ -199,6 +199,7 @@ function chooseSeeingQuery() {
 
 // Everything but the maps.
 function prepare() {
+  page.sets.forEach((set, at) => { set.said = sentencesOf(set, at); });
   describe();
   buildOverview();
   buildControls();

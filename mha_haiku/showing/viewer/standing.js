@@ -107,7 +107,7 @@ function standingPanel() {
       more.hidden = !rest.length && (count < 2 || !set.numbers.length);
       // Missing results, with the command that computes them: [[what, command]].
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
-        make('p', `${what}: not computed. `, {}, make('code', command))
+        make('p', `${inWords(what)}${set.numbers.some(({ name }) => name === what) ? ' over many examples: ' : ': not computed. '}`, {}, make('code', command))
       )));
     },
   };
