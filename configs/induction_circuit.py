@@ -1,11 +1,11 @@
-"""Continues a repeated random sequence with two heads that everybody can find.
+"""Continues a repeated random sequence: an induction circuit of two heads.
 
 Run: python -m experiments.train --config=configs/induction_circuit.py
-Expect: 100 percent held-out accuracy (chance 3.12 percent); 50 s on one CPU core. One head
-of the first layer looks at the previous token, one head of the second layer reads it by its
-keys: the induction circuit of Olsson et al. 2022, https://arxiv.org/abs/2209.11895.
+Expect: 99.99 percent held-out accuracy (chance 3.12 percent); 50 s on a CPU core. A
+head of layer 0 looks at the previous token, and one of layer 1 reads it by its keys:
+the circuit of Olsson et al. 2022, https://arxiv.org/abs/2209.11895.
 
-Two heads per layer and rotary positions leave the model one way to do it, where four heads
+Two heads in a layer and rotary positions leave the model one way to do it; four heads
 with learned positions (configs/induction_two_layers.py) share the work.
 """
 

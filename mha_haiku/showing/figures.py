@@ -180,10 +180,10 @@ def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
         points = 7
         lines = points if which == "y" else 0.7 * points * len(names[-1])
     step = math.ceil(1.1 * lines * bins / (72 * inches))
-    shown = range(0, bins, step if has_tokens else max(step, _step(bins)))
+    places = range(0, bins, step if has_tokens else max(step, _step(bins)))
     is_turned = which == "x" and has_tokens and max(map(len, names)) > 1
     style = {"fontsize": points, "parse_math": False, "rotation": 90 * is_turned}
-    set_ticks(shown, [names[i] for i in shown], **style)
+    set_ticks(places, [names[i] for i in places], **style)
     axes.tick_params(length=2, pad=2)
 
 

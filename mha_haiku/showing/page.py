@@ -43,9 +43,9 @@ _PREDICTED = "token predicted"  # the label of an axis
 _FEWEST_QUERIES = 16  # of which a role can be told
 
 
-def render(shown: Dossier) -> str:
+def render(dossier: Dossier) -> str:
     """Renders the page, a whole HTML document, to be stored as UTF-8."""
-    return document("viewer", shown.title, contents(shown))
+    return document("viewer", dossier.title, contents(dossier))
 
 
 def document(name: str, title: str, content: Any) -> str:
@@ -87,7 +87,7 @@ def to_json(value: Any) -> str:
     return text
 
 
-def contents(shown: Dossier) -> dict[str, Any]:
+def contents(dossier: Dossier) -> dict[str, Any]:
     """Converts a dossier to the JSON values that viewer/data.js reads.
 
     NaN is None, and packed values are base64 of zlib. Codes (see `encode`) have their
@@ -95,24 +95,24 @@ def contents(shown: Dossier) -> dict[str, Any]:
     `precision`, of all maps. `keys` are None if they are the queries. A kind of layers
     has its axes, images and answers instead of the example's, and its `alignment`.
     """
-    examples = [example for each in shown.sets for example in each.examples]
+    examples = [example for each in dossier.sets for example in each.examples]
     maps = [weights for example in examples for weights in example.weights]
     cells = sum(weights.size for weights in maps)
-    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
+    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not dossier.rounding else 1
     levels = _LEVELS[bytes_per_cell]
     signed = any((weights < 0).any() for weights in maps)
     pack = functools.partial(
-        encode, levels=levels, rounding=shown.rounding, signed=signed
+        encode, levels=levels, rounding=dossier.rounding, signed=signed
     )
-    sets = [_set(each, pack) for each in shown.sets]
+    sets = [_set(each, pack) for each in dossier.sets]
     largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in maps)
     # To one digit, upwards, as the page says it.
-    error = largest * (2 if signed else 1) / levels + shown.rounding / 2
+    error = largest * (2 if signed else 1) / levels + dossier.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))
     return {
         "version": VERSION,
-        "title": labels.one_line(shown.title),
-        "notes": list(map(labels.one_line, _notes(shown))),
+        "title": labels.one_line(dossier.title),
+        "notes": list(map(labels.one_line, _notes(dossier))),
         "levels": levels,
         "signed": signed,
         "bytes_per_cell": bytes_per_cell,
@@ -236,15 +236,15 @@ def _axis(axis: Axis) -> dict[str, Any]:
         _cut(text) if token else ""
         for text, token in zip(spelled, axis.tokens, strict=True)
     ]
-    shown = {"tokens": _texts(tokens), "edges": edges}
+    content = {"tokens": _texts(tokens), "edges": edges}
     special = [i for i, x in enumerate(axis.tokens) if labels.is_special(x)]
     if special and not axis.is_pooled:
-        shown["special"] = special
+        content["special"] = special
     if axis.label:
-        shown["label"] = labels.one_line(axis.label)
+        content["label"] = labels.one_line(axis.label)
     if any(axis.notes):
-        shown["notes"] = _texts(list(map(labels.one_line, axis.notes)))
-    return shown
+        content["notes"] = _texts(list(map(labels.one_line, axis.notes)))
+    return content
 
 
 def _texts(texts: list[str]) -> list[str] | str:
@@ -270,7 +270,7 @@ def _answers(example: Example) -> dict[str, Any] | None:
             labels.piece(text, tokens[position]) if are_pieces else labels.visible(text)
         )
 
-    shown = [
+    rows = [
         [
             None if whole else position,
             "" if whole else _cut(names[position]),
@@ -297,8 +297,8 @@ def _answers(example: Example) -> dict[str, Any] | None:
         "whole": whole,
         "right": sum(answer == target for answer, target in counted),
         "counted": len(counted),
-        "total": len(shown),
-        "shown": shown[:_MOST_ANSWERS],
+        "total": len(rows),
+        "shown": rows[:_MOST_ANSWERS],
     }
 
 
@@ -316,24 +316,24 @@ def _images(images: np.ndarray | None) -> dict[str, Any] | None:
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:
-    shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
+    content = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
     for name in ("scores", "terms"):
-        shown[name] = [
+        content[name] = [
             [float(f"{x:.4g}") for x in row]
             for row in getattr(why, name).reshape(len(why.cells), -1).tolist()
         ]
-    return {"components": list(map(labels.one_line, why.components))} | shown
+    return {"components": list(map(labels.one_line, why.components))} | content
 
 
-def _notes(shown: Dossier) -> list[str]:
+def _notes(dossier: Dossier) -> list[str]:
     """Explains pooled maps and a decoder's maps, and names maps with NaN."""
-    layers = [layer for maps in shown.sets for layer in maps.layers]
-    first = shown.sets[0].examples[0]
+    layers = [layer for maps in dossier.sets for layer in maps.layers]
+    first = dossier.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
-    notes = [*shown.notes, *filter(None, pooling)]
+    notes = [*dossier.notes, *filter(None, pooling)]
     of_decoder = {
         layer.kind: first.axes(layer).queries.label
-        for layer in shown.sets[0].layers
+        for layer in dossier.sets[0].layers
         if layer.kind in ("decoder", "cross")
     }
     if of_decoder:
@@ -346,7 +346,7 @@ def _notes(shown: Dossier) -> list[str]:
             "A row of a decoder or cross map is a position of the decoder: it has read "
             f"the target up to there, and predicts the next token. {named}."
         )
-    for maps in shown.sets:
+    for maps in dossier.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"
             for example in maps.examples
@@ -354,7 +354,7 @@ def _notes(shown: Dossier) -> list[str]:
             for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
         ]
         if places:
-            of = f" of {maps.name}" if len(shown.sets) > 1 else ""
+            of = f" of {maps.name}" if len(dossier.sets) > 1 else ""
             count = "One map" if len(places) == 1 else f"{len(places)} maps"
             notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
     return notes

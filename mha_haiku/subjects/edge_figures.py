@@ -57,9 +57,9 @@ def _of_patched(patched: heads.Patched) -> Grid:
     )
 
 
-def _change(found: heads.Patched | heads.Edges) -> str:
+def _change(result: heads.Patched | heads.Edges) -> str:
     """Says what the numbers of patching are."""
-    count = len(found.base)
+    count = len(result.base)
     pairs = "one pair" if count == 1 else f"the mean of {count} pairs"
     return f"change of the metric, {pairs}"
 

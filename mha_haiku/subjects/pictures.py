@@ -83,12 +83,12 @@ def show(
     """
     checks.positive_integer("budget", budget)
     texts = {"tokens": tokens, "key_tokens": key_tokens}
-    found = text_maps.text_maps(maps_or_run, **texts)
-    if found is not None and compare is None:
-        one = maps.map_set(found)
-        whole = Dossier(_title(found, one), (one,))
-    elif found is not None:
-        whole = _compared(found, compare, **texts)
+    all_maps = text_maps.text_maps(maps_or_run, **texts)
+    if all_maps is not None and compare is None:
+        one = maps.map_set(all_maps)
+        whole = Dossier(_title(all_maps, one), (one,))
+    elif all_maps is not None:
+        whole = _compared(all_maps, compare, **texts)
     elif not has_own(maps_or_run):
         return readings.view(maps_or_run, **texts, compare=compare, heads=heads)
     else:
@@ -103,7 +103,7 @@ def show(
     return views.of_dossier(whole._replace(sets=sets), budget=budget)
 
 
-def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
+def _compared(all_maps: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
     other_name, compare = named(compare)
     other = text_maps.text_maps(compare, **texts)
     if other is None:
@@ -111,13 +111,13 @@ def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
             "compare must be attention maps, as what is shown, got "
             f"{type(compare).__name__}."
         )
-    ends = (list(text_maps.layers_of(x.maps).values())[-1] for x in (found, other))
+    ends = (list(text_maps.layers_of(x.maps).values())[-1] for x in (all_maps, other))
     text_maps.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     if other.tokens is other.key_tokens is None:
-        unknown = {name: getattr(found, name) for name in texts}
+        unknown = {name: getattr(all_maps, name) for name in texts}
         other = dataclasses.replace(other, **unknown)
     first, second = (
-        maps.map_set(found, name=found.name or "first"),
+        maps.map_set(all_maps, name=all_maps.name or "first"),
         maps.map_set(other, name=other_name or "second"),
     )
     # The page has one text for both.
@@ -131,7 +131,7 @@ def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
             f"{_spelled(others)} for {_spelled(tokens)}.\nShow each text by itself, or "
             "give tokens= that suit both."
         )
-    return Dossier(_title(found, first), (first, second))
+    return Dossier(_title(all_maps, first), (first, second))
 
 
 def _spelled(sides: Sequence[tuple]) -> str:
@@ -139,15 +139,15 @@ def _spelled(sides: Sequence[tuple]) -> str:
     return repr(labels.beginning(keys or queries, _LONGEST_TITLE))
 
 
-def _title(found: text_maps.TextMaps, shown_set: MapSet) -> str:
+def _title(all_maps: text_maps.TextMaps, shown_set: MapSet) -> str:
     tokens = shown_set.examples[0].keys.tokens
     text = labels.beginning(tokens, _LONGEST_TITLE)
     if len(shown_set.inputs) > 1 and text:
         text += f" (and {len(shown_set.inputs) - 1} more)"
-    name = found.name.rpartition("/")[2]  # of a repository or a folder
+    name = all_maps.name.rpartition("/")[2]  # of a repository or a folder
     if title := ": ".join(filter(None, (name, text))):
         return title
-    of_layers = text_maps.layers_of(found.maps)
+    of_layers = text_maps.layers_of(all_maps.maps)
     first = next(iter(of_layers.values()))
     layers = f"{len(of_layers)} layers, " if len(of_layers) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
@@ -204,14 +204,16 @@ def plot(
         width, height = (checks.positive_number("size", x) for x in size)
         size = width, height
     texts = {"tokens": tokens, "key_tokens": key_tokens}
-    found = text_maps.text_maps(what, **texts)
+    all_maps = text_maps.text_maps(what, **texts)
     with canvas.style():
-        if found is not None:
-            of_layers = text_maps.layers_of(found.maps)
+        if all_maps is not None:
+            of_layers = text_maps.layers_of(all_maps.maps)
             count = math.prod(list(of_layers.values())[-1].shape[:-3])
             checks.integer_in("example", example, 0, count - 1)
             chosen = _chosen_layers(list(of_layers), layer)
-            whole = maps.map_set(found, layers=chosen, only=example, has_numbers=False)
+            whole = maps.map_set(
+                all_maps, layers=chosen, only=example, has_numbers=False
+            )
         elif _is_saved(what) or (has_own(what) and not _is_file(what)):
             if tokens is not None or key_tokens is not None:
                 raise ValueError(
@@ -235,19 +237,19 @@ def plot(
         return figures.of_example(_of_heads(whole, heads), size=size, title=title)
 
 
-def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
-    """Returns the indices of the wanted layers, which are of one kind."""
-    kinds = [layer.kind for layer in layers]
-    if wanted is None:
+def _chosen_layers(layers: Sequence[Layer], layer: int | str | None) -> list[int]:
+    """Returns the indices of a layer, or of all layers of a kind."""
+    kinds = [x.kind for x in layers]
+    if layer is None:
         return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
-    if not isinstance(wanted, str):
-        return [checks.integer_in("layer", wanted, 0, len(layers) - 1)]
-    if wanted in kinds:
-        return [i for i, kind in enumerate(kinds) if kind == wanted]
-    names = [layer.name.removeprefix("layer ") for layer in layers]
+    if not isinstance(layer, str):
+        return [checks.integer_in("layer", layer, 0, len(layers) - 1)]
+    if layer in kinds:
+        return [i for i, kind in enumerate(kinds) if kind == layer]
+    names = [x.name.removeprefix("layer ") for x in layers]
     addresses = [name.replace(" ", ".") for name in names]
-    checks.choice("layer", wanted, [*dict.fromkeys(filter(None, kinds)), *addresses])
-    return [addresses.index(wanted)]
+    checks.choice("layer", layer, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(layer)]
 
 
 def _is_file(what: Any) -> bool:
@@ -362,14 +364,14 @@ def named(value: Any) -> tuple[str, Any]:
 
 
 @readings.fragment.register
-def _(found: attention.Statistics) -> markup.Html:
-    return readings.of_one_layer(statistics.heads_of(found))
+def _(record: attention.Statistics) -> markup.Html:
+    return readings.of_one_layer(statistics.heads_of(record))
 
 
 @plots.figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
-    found = statistics.heads_of(what)
-    return head_figures.picture(found, title=title or "Statistics of heads")
+    record = statistics.heads_of(what)
+    return head_figures.picture(record, title=title or "Statistics of heads")
 
 
 # --- In a notebook, by itself

@@ -27,6 +27,17 @@ def cells(*, key):
     return heads.why.Cells(components, np.arange(T), *arrays, {0: scores[..., None]})
 
 
+def test_chosen_heads_keep_their_terms_and_their_maps():
+    one = with_why().of_heads(["1"])
+    assert [layer.heads for layer in one.layers] == [("1",)]
+    (example,) = one.examples
+    assert example.weights[0].shape == (1, T, T)
+    assert example.why.cells.tolist() == [
+        [0, 0, t, k] for k in (0, 1) for t in range(T)
+    ]
+    assert example.why.scores.tolist() == [3, 4, 5] * 2
+
+
 def maps():
     axis = map_set.Axis.whole("abc")
     weights = np.tril(np.ones((2, T, T))) / np.arange(1, T + 1)[:, None]

@@ -24,7 +24,8 @@ function examplesPanel() {
   const scroll = make('div', '', { className: 'scroll', tabIndex: 0 }, table);
   scroll.setAttribute('role', 'region');
   scroll.setAttribute('aria-label', 'Where the head attends most');
-  const element = make('div', '', { className: 'answers-panel examples' }, scroll);
+  const hint = make('p', 'The largest weight in each input of this page; a click goes there.', { className: 'hint' });
+  const element = make('div', '', { className: 'answers-panel examples' }, scroll, hint);
   let asked = '';
 
   function row(context, [example, { query, key, weight }, { queries, keys }]) {

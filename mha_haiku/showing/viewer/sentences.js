@@ -73,8 +73,9 @@ function sentencesOf(set, at) {
   const number = set.numbers.find(({ ranks }) => ranks);
   const heads = number ? largestOf(headsOf(set).map(([l, h]) => [l, h, number.values[l][h]])) : [];
   if (!heads.length) return said;
+  const unit = /^\d/.test(number.unit) ? `(${number.unit})` : number.unit; // "1 - cosine"
   const parts = heads.map(([layer, head, value]) => [
-    [headName(set, layer, head), layer, head], ` ${shownNumber(value)} ${number.unit}`,
+    [headName(set, layer, head), layer, head], ` ${shownNumber(value)} ${unit}`,
   ]);
   return [...said, `Most important (${number.label}): `, ...inOrder(parts), '.'];
 }

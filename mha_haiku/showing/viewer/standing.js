@@ -3,7 +3,7 @@
 const mostTelling = 3; // numbers, those in which a head is most unlike others; the rest is folded away
 
 // The number of a role, where it has another name than the role.
-const numberOfRole = { positional: 'offset', uniform: 'entropy', broad: 'entropy' };
+const numberOfRole = { induction: 'after_same_token', positional: 'offset', uniform: 'entropy', broad: 'entropy' };
 // How concentrated weights are: one fact, of which the first is among the most telling numbers.
 const concentration = ['entropy', 'perplexity', 'squared_weights', 'largest_weight'];
 

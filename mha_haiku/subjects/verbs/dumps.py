@@ -195,7 +195,7 @@ def measured(
         one = examples_at or functools.partial(computation.held_out, alone)
         found = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
         columns = records.Heads("", layers_of(parts), found).at(whole.layers)
-        whole = dataclasses.replace(whole, columns=whole.columns | columns)
+        whole = dataclasses.replace(whole, columns={**whole.columns, **columns})
     # Heads are named by their index in the unpruned layer, also in a pruned one.
     return whole if heads is None else whole.of_heads([*map(str, wanted)])
 
