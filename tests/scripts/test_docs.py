@@ -40,7 +40,6 @@ def test_the_site_has_every_public_name_and_its_links_lead_somewhere(tmp_path):
     assert heads.index('id="Heads.text"') < heads.index('id="Heads.columns"')
     listed = (folder / "pages.js").read_text()
     for page in folder.rglob("*.html"):
-        # site.js finds the pages before and after in the list, by the address.
         address = page.relative_to(folder)
         assert f'"{address}"' in listed and f'data-path="{address}"' in page.read_text()
         for link in _Links(page.read_text()).found:
