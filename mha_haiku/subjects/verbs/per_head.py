@@ -220,7 +220,8 @@ def quick_importance(subject: Subject, inputs: Any) -> dict[str, Column] | None:
     batch, _ = conversion.batch_of(subject, inputs)
     count = sum(len(part.names) for part in parts_of(subject, batch))
     size = sum(x.size for x in jax.tree.leaves(subject.params))
-    if 2 * size * count * np.size(batch.inputs) > _QUICK:
+    is_long = np.shape(batch.inputs)[1] > maps.WHOLE  # attention is quadratic there
+    if is_long or 2 * size * count * np.size(batch.inputs) > _QUICK:
         return None
     with contextlib.suppress(ValueError):
         subject = subject.replace(progress=computation.silent)
