@@ -262,7 +262,6 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
       >>> output.logits.shape
       (2, 5, 3)
     """
-
     run = programs.kept(sites.blockwise(function))
 
     def apply(
