@@ -3,6 +3,7 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
+import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
@@ -11,14 +12,14 @@ from typing import Any
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, checks, models
+from mha_haiku.core import attention, checks, display, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads, maps
 from mha_haiku.lab import statistics as all_statistics
 from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
-from mha_haiku.subjects import computation
+from mha_haiku.subjects import computation, conversion
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Part,
@@ -37,6 +38,7 @@ _NOTES = (
     "between",
 )
 _ALONE = ("of one example there is neither a standard error nor an interval of ranks",)
+_QUICK = 5e11  # operations of a measurement that takes seconds
 _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
 
 
@@ -248,6 +250,21 @@ def importance(
         _NOTES if count > 1 else _ALONE,
         "head_importance",
     )
+
+
+def quick_importance(subject: Subject, inputs: Any) -> dict[str, Column]:
+    """Measures ablation on a text or a batch, if that takes seconds; {} otherwise."""
+    batch, _ = conversion.batch_of(subject, inputs)
+    count = sum(len(part.names) for part in parts_of(subject, batch))
+    size = sum(x.size for x in jax.tree.leaves(subject.params))
+    if 2 * size * count * np.size(batch.inputs) > _QUICK:
+        return {}
+    with contextlib.suppress(ValueError):  # without targets there is no loss
+        subject = subject.replace(progress=computation.silent)
+        column = importance(subject, "ablation", inputs).first
+        count = display.count(len(batch.inputs), "example")
+        return {"importance": column._replace(label=f"{column.label}, {count}")}
+    return {}
 
 
 @verb

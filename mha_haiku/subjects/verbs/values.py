@@ -1,5 +1,6 @@
 """Values that a model computes on inputs: logits, maps, sites, and the lens."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
+from mha_haiku.subjects.verbs import per_head
 
 
 @verb
@@ -135,7 +137,9 @@ def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) 
         return display.show(subject, **options)
     if inputs is None:
         refuse(subject, "show", "has no task; give inputs")
-    return maps(subject, inputs, why=why).show(**options)
+    columns = per_head.quick_importance(subject, inputs)
+    found = maps(subject, inputs, why=why)
+    return dataclasses.replace(found, columns=columns).show(**options)
 
 
 @verb
