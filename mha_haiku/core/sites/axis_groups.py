@@ -45,7 +45,7 @@ def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
         query = query._replace(marks=())
         operands = [axes.back(product, i, query) for i in (0, 1)]
         # A size that data bring is of positions, as in attention over channels.
-        data = [x.value.is_constant is False for x in operands if x is not None]
+        data = [x.value.is_of_data for x in operands if x is not None]
         sources = [
             operand.axes if data != [i == 0, i == 1] else []
             for i, operand in enumerate(operands)

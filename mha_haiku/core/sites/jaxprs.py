@@ -160,38 +160,34 @@ def is_parameter(eqn: core.JaxprEqn) -> bool:
     return is_name and eqn.params["name"] == site_primitive.PARAMETER
 
 
-def constants(
-    jaxpr: core.Jaxpr, inputs: Iterable[core.Var] | None
-) -> set[core.Var] | None:
-    """Finds the variables that depend on parameters and constants only.
-
-    None if nothing tells parameters from data: nothing inside is marked, and it is not
-    known which of the `inputs` are parameters.
-    """
-    if inputs is None and not any(map(is_parameter, walk(jaxpr))):
-        return None
-    found = {*jaxpr.constvars, *(inputs or ())}
+def of_data(jaxpr: core.Jaxpr, inputs: Iterable[core.Var]) -> set[core.Var]:
+    """Finds the variables that depend on inputs, apart from what marks parameters."""
+    found = set(inputs)
     for eqn in jaxpr.eqns:
-        atoms = [x for x in eqn.invars if not isinstance(x, core.Literal)]
-        if is_parameter(eqn) or found.issuperset(atoms):
+        atoms = (x for x in eqn.invars if not isinstance(x, core.Literal))
+        if not (found.isdisjoint(atoms) or is_parameter(eqn)):
             found.update(eqn.outvars)
     return found
 
 
-def constants_inside(
-    eqn: core.JaxprEqn, jaxpr: core.Jaxpr, known: set[core.Var] | None
-) -> list[core.Var] | None:
-    """Finds the inputs of a jaxpr inside an equation that are constants of the level.
+def data_inside(
+    eqn: core.JaxprEqn, jaxpr: core.Jaxpr, data: set[core.Var]
+) -> list[core.Var]:
+    """Finds the inputs of a jaxpr inside an equation that depend on data.
 
-    `known` are the constants among the variables of the level.
+    None in a while loop, whose inputs may be parameters; all that a scan carries.
     """
-    if known is None or eqn.primitive.name == "while":
-        return None
+    if not data or eqn.primitive.name == "while":
+        return []
     pairs = [*zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)][::-1]
-    if eqn.primitive.name == "scan":
-        num_consts, num_carry = carried(eqn)
-        del pairs[num_consts : num_consts + num_carry]
-    return [x for atom, x in pairs if isinstance(atom, core.Literal) or atom in known]
+    begin, count = carried(eqn) if eqn.primitive.name == "scan" else (0, 0)
+    return [
+        x
+        for i, (atom, x) in enumerate(pairs)
+        if begin <= i < begin + count
+        or not isinstance(atom, core.Literal)
+        and atom in data
+    ]
 
 
 def is_marked(eqn: core.JaxprEqn) -> bool:

@@ -50,6 +50,7 @@ from data, and queries, keys and values may come from any data.
 import collections
 import functools
 import math
+import operator
 from typing import Any, NamedTuple
 
 from jax.extend import core
@@ -69,27 +70,24 @@ _ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
-Constants = set[core.Var] | None
-
-
 def attentions(
-    jaxpr: core.Jaxpr, constants: Constants
+    jaxpr: core.Jaxpr, data: set[core.Var]
 ) -> list[tuple[core.JaxprEqn, list[Site], bool]]:
     """Finds the attentions of a level, without those inside of its calls.
 
     An attention is returned as the equation whose name stack names it, its sites, and
-    whether the axis of heads is only assumed. `constants` are from `jaxprs.constants`.
+    whether the axis of heads is only assumed. `data` are from `jaxprs.of_data`.
     """
-    found = _found(_equations(jaxpr, constants))
+    found = _found(_equations(jaxpr, data))
     return [(jaxpr.eqns[x.index], y.sites, y.is_assumed) for x, y in found.items()]
 
 
-def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
+def has_others(jaxpr: core.Jaxpr, data: set[core.Var]) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    equations = _equations(jaxpr, constants)
+    equations = _equations(jaxpr, data)
     known = {softmaxes.unshifted(x.inputs[0])[-1] for x in _found(equations)}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
@@ -115,12 +113,12 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
     return {"dot_general", "reduce_sum"} <= read_by
 
 
-def _equations(jaxpr: core.Jaxpr, constants: Constants) -> list[Equation]:
+def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
     primitives = levels.primitives(jaxpr)
     if "dot_general" not in primitives or not primitives & _WEIGHING:
         return []
-    return levels.equations(jaxpr, constants)
+    return levels.equations(jaxpr, data)
 
 
 class _Attention(NamedTuple):
@@ -273,7 +271,7 @@ class _AttentionSearch:
         self, query: Reached, key: Reached, value: levels.Value, is_sigmoid: bool
     ) -> bool:
         """Checks whether keys and values come from the same data, as in attention."""
-        if all(x.is_constant is False for x in (query.value, key.value, value)):
+        if all(x.is_of_data for x in (query.value, key.value, value)):
             return True
         are_made = [x.is_made for x in (query.value, key.value, value)]
         if any(are_made) or is_sigmoid:
@@ -411,14 +409,4 @@ def _map_of_rows(
 
 
 def _have_common_source(*values: levels.Value) -> bool:
-    # Breadth first for all values: the common source in attention is near.
-    seen = [{value} for value in values]
-    fronts = list(seen)
-    while any(fronts):
-        if any(x.is_data for x in set.intersection(*seen)):
-            return True
-        for i, front in enumerate(fronts):
-            makers = {value.maker for value in front if value.maker is not None}
-            fronts[i] = {x for maker in makers for x in maker.inputs} - seen[i]
-            seen[i] = seen[i] | fronts[i]
-    return False
+    return functools.reduce(operator.and_, (x.behind for x in values)) > 0

@@ -185,9 +185,10 @@ class Survey:
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
         self._assumed: list[str] = []  # attention whose axis of heads is assumed
-        # The levels in which attention was searched for, and their constants.
-        self._searched: list[tuple[core.Jaxpr, set[core.Var] | None]] = []
-        self.top = self._level(closed, _Around(), None)
+        # The levels in which attention was searched for, and their data.
+        self._searched: list[tuple[core.Jaxpr, set[core.Var]]] = []
+        data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
+        self.top = self._level(closed, _Around(), data)
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -209,7 +210,7 @@ class Survey:
                 "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
-            if all(constants is None for _, constants in self._searched):
+            if not any(data for _, data in self._searched):
                 parts.append(
                     "If queries, keys and values are projections of different inputs, "
                     "mh.wrap(f, params) can tell these from parameters."
@@ -246,15 +247,15 @@ class Survey:
         self,
         closed: core.ClosedJaxpr,
         around: _Around,
-        constants: Iterable[core.Var] | None,
+        inputs: Iterable[core.Var],
     ) -> Level:
-        """Surveys a level; `constants` are those among its inputs, None if unknown."""
+        """Surveys a level; `inputs` are those that are known to be data."""
         jaxpr, level = closed.jaxpr, Level(closed)
         recognized, named = {}, {}
-        known = jaxprs.constants(jaxpr, constants)
+        data = jaxprs.of_data(jaxpr, inputs)
         if not around.is_marked:
-            self._searched.append((jaxpr, known))
-        found = [] if around.is_marked else recognition.attentions(jaxpr, known)
+            self._searched.append((jaxpr, data))
+        found = [] if around.is_marked else recognition.attentions(jaxpr, data)
         for first, sites, is_assumed in found:
             for site in sites:
                 entry = first, is_assumed, site
@@ -291,7 +292,7 @@ class Survey:
                 self._level(
                     nested,
                     around.inside(eqn, index, number, nested.jaxpr),
-                    jaxprs.constants_inside(eqn, nested.jaxpr, known),
+                    jaxprs.data_inside(eqn, nested.jaxpr, data),
                 )
                 for number, nested in enumerate(jaxprs.inner(eqn))
             ]
@@ -315,8 +316,6 @@ class Survey:
             jaxpr, self._heads, self._carries, is_top=is_top
         )
         for named in sites:
-            if named.site is None:
-                continue
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
             if named.kind and is_empty(joined(around.path, local)):
                 name = named.site.params["facets"][0].name
