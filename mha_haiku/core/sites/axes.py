@@ -55,10 +55,6 @@ class Axes:
             result += [factor] if parts is None else self.with_ones(parts)
         return tuple(result)
 
-    def shares(self, some: Iterable[AxisFactors], other: Iterable[AxisFactors]) -> bool:
-        """Checks whether axes have a factor in common."""
-        return not {*self.of(*some)}.isdisjoint(self.of(*other))
-
     def size(self, axis: Iterable[int]) -> int:
         return math.prod(self._sizes[x] for x in self.of(axis))
 
@@ -67,43 +63,39 @@ class Axes:
         axes = [self.new(size) for size in value.shape]
         return Reached(value, axes, tuple(axes[i] for i in marked))
 
-    def back(self, equation: Equation, position: int, step: Reached) -> Reached | None:
-        """Steps from an equation's output back to an input; None if marks end."""
-        value, marks = equation.inputs[position], step.marks
+    def across(
+        self, equation: Equation, position: int, step: Reached
+    ) -> Reached | None:
+        """Steps from an output back to an input, or from an input ahead to the output.
+
+        Returns None if marks end.
+        """
+        is_back = step.value.maker is equation
+        output = equation.outputs[position if len(equation.outputs) > 1 else 0]
+        output = step.value if is_back else output
+        value, marks = equation.inputs[position] if is_back else output, step.marks
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
             return None if axes is None else Reached(value, axes, marks)
-        linked = _links(equation, position, step.value)
+        is_kept = equation.name not in _REORDERING
+        linked = cuts.links(equation, position, output) if is_kept else None
         if linked is None:
             return None
         axes = [self.new(size) for size in value.shape]
-        for axis, size, link in zip(step.axes, step.value.shape, linked, strict=True):
-            if link is not None and size == value.shape[link]:
-                axes[link] = axis
-            elif link is not None and equation.name in _RESIZING:
+        for i, link in enumerate(linked):
+            if link is None:
+                continue
+            source, target = (i, link) if is_back else (link, i)
+            axis = step.axes[source]
+            if step.value.shape[source] == value.shape[target]:
+                axes[target] = axis
+            elif equation.name in _RESIZING:
                 marks = tuple(
-                    axes[link] if self.of(mark) == self.of(axis) else mark
+                    axes[target] if self.of(mark) == self.of(axis) else mark
                     for mark in marks
                 )
         has_marks = set(self.of(*marks)) <= set(self.of(*axes))
         return Reached(value, axes, marks) if has_marks else None
-
-    def ahead(self, equation: Equation, position: int, step: Reached) -> Reached | None:
-        """Steps from an equation's input ahead to its output."""
-        value = equation.outputs[position if len(equation.outputs) > 1 else 0]
-        if equation.name == "reshape":
-            axes = self._regrouped(step.axes, value.shape)
-            return None if axes is None else Reached(value, axes, step.marks)
-        linked = _links(equation, position, value)
-        if linked is None:
-            return None
-        axes = [
-            step.axes[link]
-            if link is not None and step.value.shape[link] == size
-            else self.new(size)
-            for link, size in zip(linked, value.shape, strict=True)
-        ]
-        return Reached(value, axes, step.marks)
 
     def walk(
         self,
@@ -129,7 +121,7 @@ class Axes:
         if result is not None:
             return [step], result
         for position in passing(equation, step.value):
-            before = self.back(equation, position, step)
+            before = self.across(equation, position, step)
             walk = self.walk(before, passing, goal, seen)
             if walk is not None:
                 return [step, *walk[0]], walk[1]
@@ -142,7 +134,7 @@ class Axes:
             maker = step.value.maker
             if maker is None or not (positions := maker.neutral(step.value)):
                 return
-            before = self.back(maker, positions[0], step)
+            before = self.across(maker, positions[0], step)
             if before is None:
                 return
             step = before
@@ -173,9 +165,3 @@ class Axes:
                 size //= factor_size
             result.append(tuple(axis))
         return result
-
-
-def _links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
-    if equation.name in _REORDERING:
-        return None
-    return cuts.links(equation, position, output)

@@ -4,14 +4,15 @@ A `Layout` converts a value to canonical axes: batch axes, heads, positions, siz
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
+from mha_haiku.core.attention import map_sites, row_maps
+from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.sites.axes import Axes, AxisFactors, Reached
 from mha_haiku.core.sites.levels import Equation
 
@@ -43,7 +44,7 @@ def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
     else:
         (*_, query), product = walk
         query = query._replace(marks=())
-        operands = [axes.back(product, i, query) for i in (0, 1)]
+        operands = [axes.across(product, i, query) for i in (0, 1)]
         # A size that data bring is of positions, as in attention over channels.
         data = [x.value.is_of_data for x in operands if x is not None]
         sources = [
@@ -149,42 +150,19 @@ class Layout:
         )
 
     def shown(self, value: Array) -> Array:
-        return _reordered(value, self.factors, self.order, self.canonical)
-
-    def of_rows(self, count: int) -> "Layout":
-        """Returns the layout of some rows of weights."""
-
-        def cut(sizes: tuple[int, ...], i: int) -> tuple[int, ...]:
-            return (*sizes[:i], count, *sizes[i + 1 :])
-
-        assert self.rows is not None
-        axis, factor = self.rows
-        return dataclasses.replace(
-            self,
-            shape=cut(self.shape, axis),
-            factors=cut(self.factors, factor),
-            canonical=cut(self.canonical, len(self.canonical) - 2),
-        )
+        """Converts a value, or some rows of weights, to the canonical axes."""
+        factors, canonical = [*self.factors], [*self.canonical]
+        if self.rows is not None:
+            axis, factor = self.rows
+            factors[factor] = canonical[-2] = value.shape[axis]
+        value = jax.lax.transpose(jax.lax.reshape(value, factors), self.order)
+        return jax.lax.reshape(value, canonical)
 
     def hidden(self, value: Array, changed: Array) -> Array:
         del value
-        factors = tuple(self.factors[i] for i in self.order)
-        back = tuple(np.argsort(self.order).tolist())
-        return _reordered(changed, factors, back, self.shape)
-
-
-def _reordered(
-    value: Array,
-    factors: tuple[int, ...],
-    order: tuple[int, ...],
-    shape: tuple[int, ...],
-) -> Array:
-    """Reorders the axes of a value; steps that change nothing are not traced."""
-    if value.shape != factors:
-        value = jax.lax.reshape(value, factors)
-    if order != tuple(range(len(order))):
-        value = jax.lax.transpose(value, order)
-    return value if value.shape == shape else jax.lax.reshape(value, shape)
+        changed = jax.lax.reshape(changed, [self.factors[i] for i in self.order])
+        changed = jax.lax.transpose(changed, np.argsort(self.order))
+        return jax.lax.reshape(changed, self.shape)
 
 
 def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
@@ -206,36 +184,23 @@ def fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
     return result
 
 
-def sides(layouts: dict[str, Layout], values: dict[str, Array]) -> dict[str, Array]:
-    """Shows queries, keys and values in the canonical axes of the weights."""
-    *batch, num_heads, _, _ = layouts["weights"].canonical
-    shown = {}
+def map_of(
+    layouts: dict[str, Layout], values: dict, of_rows: row_maps.OfRows | None = None
+) -> AttentionMap:
+    """Makes the map from the values that are known, by name.
+
+    With `of_rows`, it computes rows of weights, and of scores, from the value "rows".
+    """
+    *batch, num_heads, _, _ = shape = layouts["weights"].canonical
+    sides = {}
     for name in values.keys() & {"query", "key", "value"}:
         x = layouts[name].shown(values[name])
         length, own_heads, size = x.shape[-3:]
         own_heads = num_heads if name == "query" else own_heads
         whole = (*batch, length, own_heads, size)
-        shown[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
-    return shown
-
-
-def map_of(layouts: dict[str, Layout], make_map: Callable, values: dict) -> Any:
-    """Makes the map from weights and from other values that are known, by name."""
-    whole = {
-        name: layouts[name].shown(values[name]) for name in WHOLE if name in values
-    }
-    return make_map(**whole, **sides(layouts, values))
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class RowsOfMap:
-    """Computes rows of weights, and of scores if they are known, as in a program."""
-
-    layouts: dict[str, Layout]
-    rows: Any  # a `regions.Rows` of these values
-
-    def __call__(self, variables: Any, positions: Array) -> list[Array]:
-        """Returns weights and scores, `[B..., H, R, S]`."""
-        found = self.rows(variables, positions)
-        parts = [x.of_rows(len(positions)) for x in self.layouts.values()]
-        return [x.shown(y) for x, y in zip(parts, found, strict=True)]
+        sides[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
+    if of_rows is not None:
+        return row_maps.map_of_rows(values["rows"], of_rows, shape, **sides)
+    names = [name for name in WHOLE if name in values]
+    whole = {name: layouts[name].shown(values[name]) for name in names}
+    return map_sites.map_of_recognized(**whole, **sides)

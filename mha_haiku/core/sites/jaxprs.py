@@ -33,6 +33,15 @@ class Site(NamedTuple):
         leaves, tree = jax.tree.flatten(variables)
         return cls(index, leaves, leaves, site_primitive.parameters(tree, (facet,)))
 
+    def function_of(self, function: Callable) -> Callable:
+        """Makes a function of the site's leaves from a function of its value."""
+        params = self.params
+
+        def of_leaves(*leaves):
+            return function(jax.tree.unflatten(params["tree"], leaves))
+
+        return under_vmaps(of_leaves, params["batched"], own_axes=False)
+
     def after_edits(self) -> "Site":
         """Returns the site if other views of the same attention are edited."""
         facets = [
@@ -160,12 +169,16 @@ def is_parameter(eqn: core.JaxprEqn) -> bool:
     return is_name and eqn.params["name"] == site_primitive.PARAMETER
 
 
+def variables(atoms: Iterable) -> list[core.Var]:
+    """Returns the variables among the inputs of an equation."""
+    return [x for x in atoms if not isinstance(x, core.Literal)]
+
+
 def of_data(jaxpr: core.Jaxpr, inputs: Iterable[core.Var]) -> set[core.Var]:
     """Finds the variables that depend on inputs, apart from what marks parameters."""
     found = set(inputs)
     for eqn in jaxpr.eqns:
-        atoms = (x for x in eqn.invars if not isinstance(x, core.Literal))
-        if not (found.isdisjoint(atoms) or is_parameter(eqn)):
+        if not (is_parameter(eqn) or found.isdisjoint(variables(eqn.invars))):
             found.update(eqn.outvars)
     return found
 
@@ -181,12 +194,9 @@ def data_inside(
         return []
     pairs = [*zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)][::-1]
     begin, count = carried(eqn) if eqn.primitive.name == "scan" else (0, 0)
+    carry = {x for _, x in pairs[begin : begin + count]}
     return [
-        x
-        for i, (atom, x) in enumerate(pairs)
-        if begin <= i < begin + count
-        or not isinstance(atom, core.Literal)
-        and atom in data
+        x for atom, x in pairs if x in carry or data.intersection(variables([atom]))
     ]
 
 

@@ -290,6 +290,7 @@ def graph(
 
 
 def union(sets: Iterable[int]) -> int:
+    """Returns the union of sets of values, which are bits."""
     return functools.reduce(operator.or_, sets, 0)
 
 

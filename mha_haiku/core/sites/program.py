@@ -8,11 +8,13 @@ value and the number of its layer.
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.extend import core
 
@@ -124,12 +126,8 @@ def _run_plain(
     made = dict.fromkeys(
         x for eqn in eqns for x in eqn.outvars if not isinstance(x, core.DropVar)
     )
-    inputs = dict.fromkeys(
-        x
-        for eqn in eqns
-        for x in eqn.invars
-        if not isinstance(x, core.Literal) and x not in made
-    )
+    read = (x for eqn in eqns for x in jaxprs.variables(eqn.invars))
+    inputs = dict.fromkeys(x for x in read if x not in made)
     outputs = [x for x in made if last_use.get(x, -1) >= end]
     part = jaxprs.part(jaxpr, inputs, outputs, eqns)
     results = jaxprs.bound(part, [values[x] for x in inputs])
@@ -137,15 +135,11 @@ def _run_plain(
 
 
 def _last_uses(jaxpr: core.Jaxpr, stops: list[site_survey.Stop]) -> dict[core.Var, int]:
-    reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
+    reads: list[tuple] = [*enumerate(eqn.invars for eqn in jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
-    last = {}
-    for index, atoms in reads:
-        for x in atoms:
-            if not isinstance(x, core.Literal):
-                last[x] = max(last.get(x, 0), index)
-    return last
+    reads.sort(key=operator.itemgetter(0))
+    return {x: index for index, atoms in reads for x in jaxprs.variables(atoms)}
 
 
 def _run_nested(
@@ -153,23 +147,18 @@ def _run_nested(
 ) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
+    body = functools.partial(_outputs_of, levels[0], turns)
     if name == jaxprs.BLOCKWISE:
-        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         return blocks.of_numbers(body, params["limit"])(*inputs)
-    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
-        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
-        if name in ("jit", "pjit"):
-            shardings = params["in_shardings"]
-            is_given = all(isinstance(x, jax.sharding.Sharding) for x in shardings)
-            body = jax.jit(body, **({"in_shardings": shardings} if is_given else {}))
-        return body(*inputs)
     if name in jaxprs.REMAT:
-        again = jax.checkpoint(
-            lambda *inputs: run(levels[0], inputs, turns),
-            policy=params["policy"],
-            prevent_cse=params["prevent_cse"],
-        )
-        return again(*inputs)
+        options = {key: params[key] for key in ("policy", "prevent_cse")}
+        return jax.checkpoint(body, **options)(*inputs)
+    if name in ("jit", "pjit"):
+        shardings = params["in_shardings"]
+        is_given = all(isinstance(x, jax.sharding.Sharding) for x in shardings)
+        body = jax.jit(body, **({"in_shardings": shardings} if is_given else {}))
+    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
+        return body(*inputs)
     if name == "scan":
         return _scanned(eqn, levels[0], inputs, turns)
     if name == "cond":
@@ -185,6 +174,10 @@ def _run_nested(
     )
 
 
+def _outputs_of(level: site_survey.Level, turns: tuple, *inputs) -> tuple[list, dict]:
+    return run(level, inputs, turns)
+
+
 def _scanned(
     eqn: core.JaxprEqn, level: site_survey.Level, inputs: list, turns: tuple
 ) -> tuple[list, dict]:
@@ -193,7 +186,7 @@ def _scanned(
     num_unscanned = num_consts + num_carry
     fixed, carry = inputs[:num_consts], inputs[num_consts:num_unscanned]
     resumed = [
-        edit
+        (stop.by_turn(edit.numbers), edit.change.first)
         for stop in level.all_stops()
         for edit in stop.edits
         if isinstance(edit.change, Resume)
@@ -213,8 +206,8 @@ def _scanned(
             _, rest = jax.eval_shape(whole, carry)
             return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
 
-        numbers = jnp.asarray(resumed[0].numbers)[(*turns, turn)]
-        runs = numbers.max() >= resumed[0].change.first
+        numbers, first = resumed[0]
+        runs = jnp.asarray(numbers)[(*turns, turn)].max() >= first
         return jax.lax.cond(runs, whole, skipped, carry)
 
     carry, (stacked, seen) = jax.lax.scan(
@@ -268,24 +261,18 @@ def _repeated(
     def goes_on(carry: list) -> Array:
         return run(test, [*inputs[:for_test], *carry], turns)[0][0]
 
-    def step(carry: list) -> list:
-        return run(body, [*inputs[for_test:for_body], *carry], turns)[0]
-
     # Under vmap, with an axis in front, each example keeps the carry of its end.
-    def step_of_some(carry: list) -> list:
+    def step(carry: list) -> list:
         goes = goes_on(carry)
 
         def kept(new: Array, old: Array) -> Array:
             axes = tuple(range(goes.ndim, jnp.ndim(new)))
             return jnp.where(jnp.expand_dims(goes, axes), new, old)
 
-        return [*map(kept, step(carry), carry)]
+        changed = run(body, [*inputs[for_test:for_body], *carry], turns)[0]
+        return [*map(kept, changed, carry)]
 
-    if not test.closed.out_avals[0].shape:
-        return jax.lax.while_loop(goes_on, step, inputs[for_body:])
-    return jax.lax.while_loop(
-        lambda carry: goes_on(carry).any(), step_of_some, inputs[for_body:]
-    )
+    return jax.lax.while_loop(lambda x: goes_on(x).any(), step, inputs[for_body:])
 
 
 def _sharded(
@@ -319,23 +306,13 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
     for edit in stop.edits:
-        name = stop.names[edit.facet].replace(site_survey.TURN, "*")
-        changed = functools.partial(_chosen, edit, turns, name)
+        changed = functools.partial(_chosen, stop, edit, turns)
         leaves, params = _edited(leaves, params, params["facets"][edit.facet], changed)
-    layer = site_survey.number_at(stop.layers(), turns) if stop.reads else None
+    layer = stop.number_at(stop.layers(), turns) if stop.reads else None
+    site = stop.site._replace(params=params)
     for i, address, function in stop.reads:
-        facet, tree = params["facets"][i], params["tree"]
-
-        def read(
-            *leaves,
-            facet: Facet = facet,
-            tree: Any = tree,
-            function: Callable = function,
-        ):
-            return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
-
-        mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], address] = mapped(*leaves)
+        read = functools.partial(_seen, params["facets"][i], function, layer)
+        seen[stop.names[i], address] = site.function_of(read)(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
         return leaves
@@ -351,19 +328,27 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     return fitted(original, *leaves)
 
 
-def _chosen(edit: site_survey.Edit, turns: tuple, name: str, view: Any) -> Any:
-    number = site_survey.number_at(edit.numbers, turns)
-    if edit.chosen.all():
-        changed = edit.change(view, number)
-        _check(name, view, changed)
-        return _like(view, changed)
-    _check(name, view, jax.eval_shape(lambda: edit.change(view, number)))
-    return jax.lax.cond(
-        jnp.asarray(edit.chosen)[turns],
-        lambda view: _like(view, edit.change(view, number)),
-        lambda view: view,
-        view,
-    )
+def _seen(facet: Facet, function: Callable, layer: Any, value: Any) -> Any:
+    return function(facet.read(value), layer)
+
+
+def _chosen(
+    stop: site_survey.Stop, edit: site_survey.Edit, turns: tuple, view: Any
+) -> Any:
+    number = stop.number_at(edit.numbers, turns)
+    name = stop.names[edit.facet].replace(site_survey.TURN, "*")
+
+    def changed(view: Any) -> Any:
+        after = edit.change(view, number)
+        _check(name, view, after)
+        return _like(view, after)
+
+    chosen = np.zeros(stop.around.lengths, bool)
+    for turn in edit.numbers:
+        chosen[turn] = True
+    if chosen.all():
+        return changed(view)
+    return jax.lax.cond(jnp.asarray(chosen)[turns], changed, lambda x: x, view)
 
 
 def _edited(

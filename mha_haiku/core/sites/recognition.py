@@ -50,16 +50,16 @@ from data, and queries, keys and values may come from any data.
 import collections
 import functools
 import math
-import operator
 from typing import Any, NamedTuple
 
+from jax import Array
 from jax.extend import core
 
-from mha_haiku.core.attention import map_sites, row_maps
+from mha_haiku.core.attention import row_maps
 from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import axes as all_axes
 from mha_haiku.core.sites import axis_groups, levels, regions, softmaxes
-from mha_haiku.core.sites.axes import AxisFactors, Reached
+from mha_haiku.core.sites.axes import Reached
 from mha_haiku.core.sites.axis_groups import Layout
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
@@ -140,25 +140,21 @@ def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
                 break
     # Queries and keys of scores that several softmaxes read, or that are computed again
     # for the sum, are not of one attention.
-    counts = collections.Counter(x.scored.outputs[0].number for x in found.values())
-    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
-    again = collections.Counter(x.number for x in products if x.users)
-    return {
-        end: x
-        if counts[number] * again[number] == 1
-        else x._replace(sites=[*map(_with_shared_scores, x.sites)])
-        for end, x in found.items()
-        for number in [x.scored.outputs[0].number]
+    scored = [x.scored.outputs[0] for x in found.values()]
+    products = {
+        x.outputs[0]
+        for x in equations
+        if x.name == "dot_general" and x.outputs[0].users
     }
-
-
-def _with_shared_scores(site: Site) -> Site:
-    """Makes queries and keys read-only."""
-    facets = [
-        x._replace(write=None) if x.name in ("query", "key") else x
-        for x in site.params["facets"]
-    ]
-    return site._replace(params=site.params | {"facets": tuple(facets)})
+    again = products.difference(scored)
+    counts = collections.Counter(x.number for x in (*scored, *again))
+    for attention in found.values():
+        for site in attention.sites:
+            (facet,) = site.params["facets"]
+            is_shared = counts[attention.scored.outputs[0].number] > 1
+            if is_shared and facet.name in ("query", "key"):
+                site.params["facets"] = (facet._replace(write=None),)
+    return found
 
 
 class _Scores(NamedTuple):
@@ -194,9 +190,8 @@ class _AttentionSearch:
             return None
 
         read, heads = self.mixed(weights)
-        free = [weights.axes[i] for i in product.free(side)]
-        goal = functools.partial(self.scores, values, softmax.is_sigmoid, free)
-        walk = self.axes.walk(softmax.scores, Equation.made, goal)
+        self.is_sigmoid = softmax.is_sigmoid
+        walk = self.axes.walk(softmax.scores, Equation.made, self.scores)
         if walk is None:
             return None
         to_scores, scores = walk
@@ -206,7 +201,7 @@ class _AttentionSearch:
         # `weights @ values` drops batch axes of size 1 from the weights.
         whole = max(softmax.weights, key=lambda step: len(step.axes))
         of_heads = next(filter(None, made), ())
-        groups = axis_groups.groups(self.axes, whole, free, of_heads)
+        groups = axis_groups.groups(self.axes, whole, self.free, of_heads)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(self.of(groups.queries)) <= only:
             return None
@@ -216,44 +211,32 @@ class _AttentionSearch:
     def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
-        values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
-        size = self.of(*values.marks)
-        common = (
-            [*product.shared(i), *product.contracted(i)] for i in (side, 1 - side)
-        )
-        for i, j in zip(*common, strict=True):
-            values.axes[j] = weights.axes[i]
-        values = values._replace(marks=(*weights.marks, size))
-        heads = self.axes.ahead(product, side, weights)
-        by_values = self.axes.ahead(product, 1 - side, values)
-        assert heads is not None and by_values is not None  # links are known
-        known = set(self.axes.with_ones(*values.axes))
-        pairs = zip(heads.axes, by_values.axes, strict=True)
-        axes = [y if set(y) <= known else x for x, y in pairs]
-        return values, Reached(heads.value, axes, (size,))
+        values = self.axes.start(product.inputs[1 - side])
+        places = ([*product.shared(i), *product.contracted(i)] for i in (0, 1))
+        for pair in zip(*places, strict=True):
+            values.axes[pair[1 - side]] = weights.axes[pair[side]]
+        operands = [weights, values][:: -1 if side else 1]
+        free = [[x.axes[j] for j in product.free(i)] for i, x in enumerate(operands)]
+        self.free, size = free[side], self.of(*free[1 - side])
+        shared = [weights.axes[i] for i in product.shared(side)]
+        heads = Reached(product.outputs[0], [*shared, *free[0], *free[1]], (size,))
+        return values._replace(marks=(*weights.marks, size)), heads
 
     # --- Queries and keys
 
-    def scores(
-        self,
-        value: levels.Value,
-        is_sigmoid: bool,
-        free: list[AxisFactors],
-        equation: Equation,
-        step: Reached,
-    ) -> _Scores | None:
+    def scores(self, equation: Equation, step: Reached) -> _Scores | None:
         """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or equation.is_marked:
             return None
         (keys,) = step.marks
         for side in (0, 1) if equation.contracted(0) else ():
             query, key = (
-                self.axes.back(equation, i, step._replace(marks=()))
+                self.axes.across(equation, i, step._replace(marks=()))
                 for i in (side, 1 - side)
             )
             assert query is not None and key is not None  # no marks to lose
             of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
-            known = [set(self.of(x)) for x in free if self.of(x)]
+            known = [set(self.of(x)) for x in self.free if self.of(x)]
             has_queries = not known or any(x <= of_query - of_key for x in known)
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
@@ -263,26 +246,26 @@ class _AttentionSearch:
             ]
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
-            if self.belong_together(query, key, value, is_sigmoid):
+            if self.belong_together(query, key):
                 return _Scores(equation, query, key, [])
         return None
 
-    def belong_together(
-        self, query: Reached, key: Reached, value: levels.Value, is_sigmoid: bool
-    ) -> bool:
+    def belong_together(self, query: Reached, key: Reached) -> bool:
         """Checks whether keys and values come from the same data, as in attention."""
-        if all(x.is_of_data for x in (query.value, key.value, value)):
+        value = self.product.inputs[1 - self.side]
+        values = query.value, key.value, value
+        if all(x.is_of_data for x in values):
             return True
-        are_made = [x.is_made for x in (query.value, key.value, value)]
-        if any(are_made) or is_sigmoid:
+        are_made = [x.is_made for x in values]
+        if any(are_made) or self.is_sigmoid:
             if all(are_made[1:]):
-                return _have_common_source(key.value, value)
-            if is_sigmoid or not any(are_made[1:]):
+                return bool(key.value.behind & value.behind)
+            if self.is_sigmoid or not any(are_made[1:]):
                 return False
-            return _have_common_source(query.value, key.value, value)
+            return bool(query.value.behind & key.value.behind & value.behind)
         # All are inputs. If keys are the values, they are a codebook, and keys [K, S],
         # as in a product of matrices, are the parameters of a layer.
-        of_query, of_key, of_value = map(levels.origin, (query.value, key.value, value))
+        of_query, of_key, of_value = map(levels.origin, values)
         if of_key is of_value and of_value is not of_query:
             return False
         axes, (_, size) = self.axes.origin(key).axes, key.marks
@@ -309,7 +292,7 @@ class _AttentionSearch:
             users = step.value.users
             if len(users) != 1 or users[0].name not in levels.NEUTRAL:
                 return None
-            after = self.axes.ahead(users[0], 0, step)
+            after = self.axes.across(users[0], 0, step)
             if after is None:
                 return None
             step = after
@@ -332,14 +315,18 @@ class _AttentionSearch:
         keys, size = values.marks
         # The equation that a site comes before, and the value's axes after the batch
         # axes; None is the axes of heads, which are the rest.
+        whole = groups.heads, groups.queries, keys
         wanted = {
             "query": (scores.product, scores.query, groups.queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),
-            "weights": (weights.value, weights, groups.heads, groups.queries, keys),
+            "weights": (weights.value, weights, *whole),
             "value": (self.product, values, keys, None, size),
             "heads": (held.value, held, groups.queries, groups.heads, size),
         }
-        variables, shown, sites = {}, {}, []
+        masked = softmaxes.masked(self.axes, scores.steps, self.product.index)
+        if masked is not None and not softmax.is_sigmoid:
+            wanted["scores"] = self.product, masked, *whole
+        held_by, shown, sites = {}, {}, []
         for name, (place, step, *axes) in wanted.items():
             forms = self.axes.forms(step)
             step = next((x for x in forms if x.value.is_readable(place.index)), None)
@@ -347,66 +334,43 @@ class _AttentionSearch:
             layout = step and Layout.of(self.axes, step, axes, groups.heads)
             if step is None or layout is None:
                 continue
-            variables[name], shown[name] = step.value.variable, layout
+            held_by[name], shown[name] = step.value, layout
             # An edit of a variable affects everything that reads it from there on.
             readers = [x for x in step.value.users if x.index >= place.index]
             is_exclusive = len(readers) == 1 and not step.value.is_output
             is_result = name in ("weights", "heads")
             write = layout.hidden if is_result or is_exclusive else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
-            sites.append(Site.of(place.index, variables[name], facet))
+            sites.append(Site.of(place.index, step.value.variable, facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
-        masked = None
-        if not softmax.is_sigmoid:
-            masked = softmaxes.masked(self.axes, scores.steps, self.product.index)
-        if masked is not None:
-            axes = (*groups.batch, groups.heads, groups.queries, keys)
-            layout = Layout.of(self.axes, masked, axes, groups.heads)
-            if layout is not None:
-                variables["scores"], shown["scores"] = masked.value.variable, layout
+        sites = sites[: len(shown) - ("scores" in shown)]
         known = axis_groups.fitting(shown)
-        read = functools.partial(axis_groups.map_of, known, map_sites.map_of_recognized)
-        leaves = {name: variables[name] for name in known}
+        read = functools.partial(axis_groups.map_of, known)
+        leaves: dict[str, Any] = {name: held_by[name].variable for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
-        reached = {"weights": weights, "scores": masked}
-        rows = self.rows(
-            {name: x for name, x in reached.items() if name in known}, known
-        )
+        rows = self.rows(held_by, known)
         if rows is not None:
-            leaves["rows"] = tuple(rows.rows.variables)
-            sees = functools.partial(_map_of_rows, known, rows)
+            leaves["rows"], of_rows = rows
+            sees = functools.partial(read, of_rows=of_rows)
             facet = facet._replace(read=sees, read_edited=read)
         sites.insert(-1, Site.of(self.product.index, leaves, facet))
         return sites
 
     def rows(
-        self, reached: dict[str, Reached], known: dict[str, Layout]
-    ) -> axis_groups.RowsOfMap | None:
-        """Finds how rows of large weights are computed; None if these are small."""
-        if reached["weights"].value.size <= regions.LIMIT:
-            return None
-        layouts = {name: known[name] for name in reached}
-        values = [
-            (reached[name].value, x.rows[0]) for name, x in layouts.items() if x.rows
-        ]
-        if len(values) < len(layouts):
+        self, held_by: dict[str, levels.Value], known: dict[str, Layout]
+    ) -> tuple[list, row_maps.OfRows] | None:
+        """Finds what rows of large weights are computed from, and how."""
+        layouts = {name: known[name] for name in axis_groups.WHOLE if name in known}
+        values = [(held_by[name], x.rows[0]) for name, x in layouts.items() if x.rows]
+        is_small = held_by["weights"].size <= regions.LIMIT
+        if is_small or len(values) < len(layouts):
             return None
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
-        return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None
 
+        def of_rows(variables: Any, positions: Array) -> list[Array]:
+            pairs = zip(layouts.values(), rows(variables, positions), strict=True)
+            return [layout.shown(x) for layout, x in pairs]
 
-def _map_of_rows(
-    known: dict[str, Layout],
-    rows: axis_groups.RowsOfMap,
-    values: dict,
-) -> Any:
-    """Makes the map whose weights are computed row by row."""
-    sides = axis_groups.sides(known, values)
-    shape = known["weights"].canonical
-    return row_maps.map_of_rows(values["rows"], rows, shape, **sides)
-
-
-def _have_common_source(*values: levels.Value) -> bool:
-    return functools.reduce(operator.and_, (x.behind for x in values)) > 0
+        return (rows.variables, of_rows) if rows.is_possible else None

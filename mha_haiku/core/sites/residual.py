@@ -152,9 +152,7 @@ def _sums(
     return kept
 
 
-def _residual(
-    equation: levels.Equation, sums: dict[levels.Value, _Sum]
-) -> _Sum | None:
+def _residual(equation: levels.Equation, sums: dict[levels.Value, _Sum]) -> _Sum | None:
     """Finds the stream and the term of a sum, if it is one."""
     (after,) = equation.outputs
     if not after.is_data or len(after.shape) < 2:

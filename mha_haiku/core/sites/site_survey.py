@@ -10,6 +10,7 @@ import collections
 import dataclasses
 import functools
 import itertools
+import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -22,7 +23,7 @@ from jax.extend import core
 
 from mha_haiku.core.site_primitive import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, recognition, regions, residual
-from mha_haiku.core.sites.jaxprs import Site, under_vmaps
+from mha_haiku.core.sites.jaxprs import Site
 
 # The placeholder of a scan's turn in a name.
 TURN = "\0"
@@ -30,7 +31,7 @@ TURN = "\0"
 _NUMBERED = "\1"
 
 # The number of a layer: a part of a name, or the end of one.
-_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
+_LAYER = re.compile(r"(?:^|[/_.#])(\d+)(?=$|[/_.#])")
 
 # A pattern of names, or whole names.
 Address = str | tuple[str, ...]
@@ -73,10 +74,25 @@ class Edit(NamedTuple):
 
     facet: int  # its index
     change: Callable  # of the value and a number
-    # By the turns of the enclosing scans: whether the site is edited, and the number,
-    # which is None if there is none.
-    chosen: np.ndarray
-    numbers: np.ndarray | None
+    # By the turns of the enclosing scans at which the site is edited; None where there
+    # is no number.
+    numbers: dict[tuple[int, ...], int | None]
+
+    @classmethod
+    def of(
+        cls,
+        facet: int,
+        change: Callable,
+        address: Address,
+        names: dict[tuple[int, ...], str],
+    ) -> "Edit":
+        """Makes an edit of the turns whose names an address has."""
+        chosen = {turn: x for turn, x in names.items() if matches(address, x)}
+        if not isinstance(address, tuple):
+            return cls(facet, change, _layers(chosen))
+        return cls(
+            facet, change, {turn: address.index(x) for turn, x in chosen.items()}
+        )
 
 
 @dataclasses.dataclass
@@ -101,44 +117,39 @@ class Stop:
 
     def views(self) -> list[Any]:
         """Finds the shapes and dtypes of the facets at one turn."""
-        params = self.site.params
-
-        def view(*leaves):
-            value = jax.tree.unflatten(params["tree"], leaves)
-            return [facet.read(value) for facet in params["facets"]]
-
-        mapped = under_vmaps(view, params["batched"], own_axes=False)
+        facets = self.site.params["facets"]
+        views = self.site.function_of(lambda value: [x.read(value) for x in facets])
         avals: list[Any] = [x.aval for x in self.site.inputs]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-        return jax.eval_shape(mapped, *shapes)
+        return jax.eval_shape(views, *shapes)
 
-    def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """Yields the turns of the enclosing scans, and the facets' names there."""
-        for turn in itertools.product(*map(range, self.around.lengths)):
-            yield turn, tuple(at_turn(name, turn) for name in self.names)
+    def turns(self) -> dict[tuple[int, ...], tuple[str, ...]]:
+        """Returns the facets' names, by the turns of the enclosing scans."""
+        return {
+            turn: tuple(at_turn(name, turn) for name in self.names)
+            for turn in np.ndindex(*self.around.lengths)
+        }
 
-    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
-        """Makes an edit of a facet, where the address names it."""
-        chosen = np.zeros(self.around.lengths, bool)
-        for turn, names in self.turns():
-            chosen[turn] = matches(address, names[facet])
-        if not isinstance(address, tuple):
-            return Edit(facet, change, chosen, self.layers())
-        numbers, number = np.zeros(self.around.lengths, int), -1
-        for turn, names in self.turns():
-            number = address.index(names[facet]) if chosen[turn] else number
-            numbers[turn] = number
-        return Edit(facet, change, chosen, numbers)
+    def layers(self) -> dict[tuple[int, ...], int | None]:
+        """Returns the layers by turns: the first numbers in the names, None without."""
+        return _layers({turn: names[0] for turn, names in self.turns().items()})
 
-    def layers(self) -> np.ndarray | None:
-        """Returns the layer by turns, the first number in the name; None without."""
-        if not _LAYER.search(self.names[0]):
+    def by_turn(self, numbers: dict[tuple[int, ...], int | None]) -> np.ndarray:
+        """Returns numbers as an array; at other turns the number before, or -1."""
+        result, number = np.zeros(self.around.lengths, int), -1
+        for turn in np.ndindex(*self.around.lengths):
+            result[turn] = number = numbers.get(turn, number)
+        return result
+
+    def number_at(
+        self, numbers: dict[tuple[int, ...], int | None], turns: Sequence
+    ) -> int | Array | None:
+        """Looks up a number by the turns of scans; traced if it depends on them."""
+        if None in numbers.values():
             return None
-        layers = np.zeros(self.around.lengths, int)
-        for turn, names in self.turns():
-            number = _LAYER.search(names[0])
-            layers[turn] = int(number[1]) if number else 0
-        return layers
+        result = self.by_turn(numbers)
+        first = result.flat[0]
+        return int(first) if (result == first).all() else jnp.asarray(result)[turns]
 
 
 @dataclasses.dataclass
@@ -171,16 +182,12 @@ class Survey:
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
         equations = list(jaxprs.walk(closed.jaxpr))
-        taken = {jaxprs.path(eqn) for eqn in equations if eqn.primitive is site_p}
+        marked = [eqn for eqn in equations if eqn.primitive is site_p]
+        taken = {jaxprs.path(eqn) for eqn in marked}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
-        has_stream = any(
-            facet.name == "stream"
-            for eqn in equations
-            if eqn.primitive is site_p
-            for facet in eqn.params["facets"]
-        )
-        self._shows_stream = shows_stream and not has_stream
+        facets = {x.name for eqn in marked for x in eqn.params["facets"]}
+        self._shows_stream = shows_stream and "stream" not in facets
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
@@ -217,31 +224,27 @@ class Survey:
                 )
         return "\n".join(parts)
 
-    def whole(self) -> str:
-        """Lists the values of all queries and keys in calls of `blockwise`, or ""."""
-        if not self._whole:
-            return ""
-        return f"Not computed in blocks: {', '.join(self._whole)}."
-
-    def assumption(self) -> str:
-        """Says which axes of recognized attention are only assumed; "" for none."""
-        if not self._assumed:
-            return ""
-        return (
-            f"Nothing tells the axis of heads of {', '.join(self._assumed)}: weights "
-            "are assumed to be [B, H, T, S], or [B, T, S] of one head."
-        )
+    def remarks(self) -> str:
+        """Describes what is assumed, what `blockwise` leaves whole, and the advice."""
+        parts = [self.advice()]
+        if self._assumed:
+            parts.append(
+                f"Nothing tells the axis of heads of {', '.join(self._assumed)}: "
+                "weights are assumed to be [B, H, T, S], or [B, T, S] of one head."
+            )
+        if self._whole:
+            parts.append(f"Not computed in blocks: {', '.join(self._whole)}.")
+        return "\n".join(filter(None, parts))
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
         entries = []
         for stop in self.top.all_stops():
-            for turn, names in stop.turns():
+            for turn, names in stop.turns().items():
                 turns, place = iter(turn), (*stop.around.place, stop.site.index)
                 place = tuple(next(turns) if x is None else x for x in place)
                 entries.append((place, stop, names))
-        entries.sort(key=lambda entry: entry[0])
-        return [(stop, names) for _, stop, names in entries]
+        return [entry[1:] for entry in sorted(entries, key=operator.itemgetter(0))]
 
     def _level(
         self,
@@ -251,27 +254,30 @@ class Survey:
     ) -> Level:
         """Surveys a level; `inputs` are those that are known to be data."""
         jaxpr, level = closed.jaxpr, Level(closed)
-        recognized, named = {}, {}
+        recognized = collections.defaultdict(list)
         data = jaxprs.of_data(jaxpr, inputs)
         if not around.is_marked:
             self._searched.append((jaxpr, data))
         found = [] if around.is_marked else recognition.attentions(jaxpr, data)
-        for first, sites, is_assumed in found:
+        for number, (_, sites, _) in enumerate(found):
             for site in sites:
-                entry = first, is_assumed, site
-                recognized.setdefault(site.index, []).append(entry)
+                recognized[site.index].append((number, site))
+
+        @functools.cache
+        def named(number: int) -> tuple[str, int]:  # when its first site is reached
+            first, _, is_assumed = found[number]
+            local = jaxprs.path(first)
+            if is_empty(joined(around.path, local)):
+                local = next(self._pathless)
+            if is_assumed:
+                path = joined(around.path, local).partition(_NUMBERED)[0]
+                self._assumed.append(path.replace(TURN, "*"))
+            return local, self._group()
+
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, is_assumed, site in recognized.get(index, ()):
-                if id(first) not in named:
-                    local = jaxprs.path(first)
-                    if is_empty(joined(around.path, local)):
-                        local = next(self._pathless)
-                    named[id(first)] = local, self._group()
-                    if is_assumed:
-                        path = joined(around.path, local).partition(_NUMBERED)[0]
-                        self._assumed.append(path.replace(TURN, "*"))
-                local, group = named[id(first)]
+            for number, site in recognized[index]:
+                local, group = named(number)
                 level.stops.append(self._stop(site, local, around, group))
             if eqn is None:
                 break
@@ -321,8 +327,8 @@ class Survey:
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
-            chosen = np.ones(around.lengths, bool)
-            stop.edits.append(Edit(0, lambda value, layer: value, chosen, None))
+            every = dict.fromkeys(np.ndindex(*around.lengths))
+            stop.edits.append(Edit(0, lambda value, layer: value, every))
             level.stops.append(stop)
 
     def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
@@ -361,12 +367,9 @@ def _expression(pattern: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def number_at(numbers: np.ndarray | None, turns: Sequence) -> int | Array | None:
-    """Looks up a number by the turns of scans; traced if it depends on them."""
-    if numbers is None:
-        return None
-    first = numbers.flat[0]
-    return int(first) if (numbers == first).all() else jnp.asarray(numbers)[turns]
+def _layers(names: dict[Any, str]) -> dict[Any, int | None]:
+    found = {key: _LAYER.search(name) for key, name in names.items()}
+    return {key: int(number[1]) if number else None for key, number in found.items()}
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:

@@ -28,11 +28,13 @@ class Softmax(NamedTuple):
 
 def found(axes: Axes, weights: Reached) -> Softmax | None:
     """Finds the softmax or sigmoid of which weights are made."""
-    walk = axes.walk(weights, _weighing, _exponential)
+    walk = axes.walk(
+        weights, _weighing, lambda x, _: x if x.name in _EXPONENTIALS else None
+    )
     if walk is None:
         return None
     steps, end = walk
-    scores = axes.back(end, 0, steps[-1])
+    scores = axes.across(end, 0, steps[-1])
     if scores is None:
         return None
     is_sigmoid = end.name == "logistic"
@@ -103,15 +105,11 @@ def masked(axes: Axes, steps: list[Reached], index: int) -> Reached | None:
             continue
         if before is None or maker.name not in ("sub", "add"):
             break
-        shift = axes.back(maker, 1 - _place(step, before), step._replace(marks=()))
-        if shift is None or axes.shares(before.marks, axes.origin(shift).axes):
+        shift = axes.across(maker, 1 - _place(step, before), step._replace(marks=()))
+        keys = set(axes.of(*before.marks))
+        if shift is None or keys.intersection(axes.of(*axes.origin(shift).axes)):
             break
     return best
-
-
-def _exponential(equation: Equation, step: Reached) -> Equation | None:
-    del step
-    return equation if equation.name in _EXPONENTIALS else None
 
 
 def _weighing(equation: Equation, value: Value) -> list[int]:
@@ -140,19 +138,18 @@ def _is_total(axes: Axes, step: Reached, position: int, argument: Value) -> bool
 
     It is the sum of the exponentials of an argument, up to a shift.
     """
-    total = axes.back(_maker(step), position, step._replace(marks=()))
+    total = axes.across(_maker(step), position, step._replace(marks=()))
     rows = set(axes.of(*step.axes)) - set(axes.of(*step.marks))
 
     def of_argument(equation: Equation, step: Reached) -> bool | None:
-        if _exponential(equation, step) is None:
-            return None
-        return argument.number in unshifted(equation.inputs[0]) or None
+        is_one = equation.name in _EXPONENTIALS
+        return is_one and argument.number in unshifted(equation.inputs[0]) or None
 
     def over_keys(equation: Equation, step: Reached) -> bool | None:
         is_sum = equation.name == "reduce_sum" and len(equation.params["axes"]) == 1
         if not is_sum or set(axes.of(*step.axes)) != rows:
             return None
-        terms = axes.back(equation, 0, step)
+        terms = axes.across(equation, 0, step)
         return axes.walk(terms, _weighing, of_argument) is not None or None
 
     return axes.walk(total, _summing, over_keys) is not None
