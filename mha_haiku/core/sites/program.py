@@ -14,7 +14,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
 from jax.extend import core
 
@@ -186,7 +185,7 @@ def _scanned(
     num_unscanned = num_consts + num_carry
     fixed, carry = inputs[:num_consts], inputs[num_consts:num_unscanned]
     resumed = [
-        (stop.by_turn(edit.numbers), edit.change.first)
+        edit
         for stop in level.all_stops()
         for edit in stop.edits
         if isinstance(edit.change, Resume)
@@ -206,8 +205,8 @@ def _scanned(
             _, rest = jax.eval_shape(whole, carry)
             return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), rest)
 
-        numbers, first = resumed[0]
-        runs = jnp.asarray(numbers)[(*turns, turn)].max() >= first
+        numbers = jnp.asarray(resumed[0].numbers)[(*turns, turn)]
+        runs = numbers.max() >= resumed[0].change.first
         return jax.lax.cond(runs, whole, skipped, carry)
 
     carry, (stacked, seen) = jax.lax.scan(
@@ -306,9 +305,10 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     """Edits the leaves of a site, and adds the values read to `seen`."""
     original, params = leaves, stop.site.params
     for edit in stop.edits:
-        changed = functools.partial(_chosen, stop, edit, turns)
+        name = stop.names[edit.facet].replace(site_survey.TURN, "*")
+        changed = functools.partial(_chosen, edit, turns, name)
         leaves, params = _edited(leaves, params, params["facets"][edit.facet], changed)
-    layer = stop.number_at(stop.layers(), turns) if stop.reads else None
+    layer = site_survey.number_at(stop.layers(), turns)
     site = stop.site._replace(params=params)
     for i, address, function in stop.reads:
         read = functools.partial(_seen, params["facets"][i], function, layer)
@@ -332,23 +332,17 @@ def _seen(facet: Facet, function: Callable, layer: Any, value: Any) -> Any:
     return function(facet.read(value), layer)
 
 
-def _chosen(
-    stop: site_survey.Stop, edit: site_survey.Edit, turns: tuple, view: Any
-) -> Any:
-    number = stop.number_at(edit.numbers, turns)
-    name = stop.names[edit.facet].replace(site_survey.TURN, "*")
+def _chosen(edit: site_survey.Edit, turns: tuple, name: str, view: Any) -> Any:
+    number = site_survey.number_at(edit.numbers, turns)
 
     def changed(view: Any) -> Any:
         after = edit.change(view, number)
         _check(name, view, after)
         return _like(view, after)
 
-    chosen = np.zeros(stop.around.lengths, bool)
-    for turn in edit.numbers:
-        chosen[turn] = True
-    if chosen.all():
+    if edit.chosen.all():
         return changed(view)
-    return jax.lax.cond(jnp.asarray(chosen)[turns], changed, lambda x: x, view)
+    return jax.lax.cond(jnp.asarray(edit.chosen)[turns], changed, lambda x: x, view)
 
 
 def _edited(

@@ -10,7 +10,6 @@ import collections
 import dataclasses
 import functools
 import itertools
-import operator
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -27,7 +26,7 @@ from mha_haiku.core.sites.jaxprs import Site
 
 # The placeholder of a scan's turn in a name.
 TURN = "\0"
-# Ends a path if the number of the next part is the turn.
+# Follows it if the turn is the number of the next part.
 _NUMBERED = "\1"
 
 # The number of a layer: a part of a name, or the end of one.
@@ -44,29 +43,21 @@ class _Around(NamedTuple):
     path: str = ""  # the path of modules
     lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
     in_while: bool = False  # whether the level is inside a while loop
-    # The equations that contain the level, with None for the turns of the scans.
-    place: tuple[int | None, ...] = ()
+    is_top: bool = True  # whether the level is the whole program
 
     @property
     def is_marked(self) -> bool:
         """Whether the level is inside an attention that already has sites."""
         return SEEN in self.path.split("/")
 
-    def inside(
-        self, eqn: core.JaxprEqn, index: int, number: int, jaxpr: core.Jaxpr
-    ) -> "_Around":
+    def inside(self, eqn: core.JaxprEqn, jaxpr: core.Jaxpr) -> "_Around":
         """Returns the surroundings of a jaxpr inside an equation of the level."""
         path = joined(self.path, jaxprs.path(eqn))
+        if eqn.primitive.name == "scan":
+            lengths = *self.lengths, eqn.params["length"]
+            return _Around(inside_scan(path, jaxpr), lengths, self.in_while, False)
         in_while = self.in_while or eqn.primitive.name == "while"
-        if eqn.primitive.name != "scan":
-            place = (*self.place, index, number)
-            return _Around(path, self.lengths, in_while, place)
-        return _Around(
-            inside_scan(path, jaxpr),
-            (*self.lengths, eqn.params["length"]),
-            in_while,
-            (*self.place, index, None),
-        )
+        return _Around(path, self.lengths, in_while, False)
 
 
 class Edit(NamedTuple):
@@ -74,25 +65,10 @@ class Edit(NamedTuple):
 
     facet: int  # its index
     change: Callable  # of the value and a number
-    # By the turns of the enclosing scans at which the site is edited; None where there
-    # is no number.
-    numbers: dict[tuple[int, ...], int | None]
-
-    @classmethod
-    def of(
-        cls,
-        facet: int,
-        change: Callable,
-        address: Address,
-        names: dict[tuple[int, ...], str],
-    ) -> "Edit":
-        """Makes an edit of the turns whose names an address has."""
-        chosen = {turn: x for turn, x in names.items() if matches(address, x)}
-        if not isinstance(address, tuple):
-            return cls(facet, change, _layers(chosen))
-        return cls(
-            facet, change, {turn: address.index(x) for turn, x in chosen.items()}
-        )
+    # By the turns of the enclosing scans: whether the site is edited, and the number,
+    # which is -1 if there is none.
+    chosen: np.ndarray
+    numbers: np.ndarray
 
 
 @dataclasses.dataclass
@@ -123,33 +99,29 @@ class Stop:
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
         return jax.eval_shape(views, *shapes)
 
-    def turns(self) -> dict[tuple[int, ...], tuple[str, ...]]:
-        """Returns the facets' names, by the turns of the enclosing scans."""
-        return {
-            turn: tuple(at_turn(name, turn) for name in self.names)
-            for turn in np.ndindex(*self.around.lengths)
-        }
+    def names_of(self, facet: int) -> list[str]:
+        """Lists the names of a facet at the turns of the enclosing scans."""
+        turns = np.ndindex(*self.around.lengths)
+        return [at_turn(self.names[facet], turn) for turn in turns]
 
-    def layers(self) -> dict[tuple[int, ...], int | None]:
-        """Returns the layers by turns: the first numbers in the names, None without."""
-        return _layers({turn: names[0] for turn, names in self.turns().items()})
+    def by_turn(self, values: Iterable) -> np.ndarray:
+        """Returns an array of values at the turns of the enclosing scans."""
+        return np.reshape([*values], self.around.lengths)
 
-    def by_turn(self, numbers: dict[tuple[int, ...], int | None]) -> np.ndarray:
-        """Returns numbers as an array; at other turns the number before, or -1."""
-        result, number = np.zeros(self.around.lengths, int), -1
-        for turn in np.ndindex(*self.around.lengths):
-            result[turn] = number = numbers.get(turn, number)
-        return result
+    def layers(self) -> np.ndarray:
+        """Returns the layers by turns, the first numbers in the names."""
+        return self.by_turn(map(_layer, self.names_of(0)))
 
-    def number_at(
-        self, numbers: dict[tuple[int, ...], int | None], turns: Sequence
-    ) -> int | Array | None:
-        """Looks up a number by the turns of scans; traced if it depends on them."""
-        if None in numbers.values():
-            return None
-        result = self.by_turn(numbers)
-        first = result.flat[0]
-        return int(first) if (result == first).all() else jnp.asarray(result)[turns]
+    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
+        """Makes an edit of a facet, where the address names it."""
+        names, numbers = self.names_of(facet), self.layers()
+        if isinstance(address, tuple):  # at other turns the number before
+            places = (address.index(x) if x in address else -1 for x in names)
+            numbers = self.by_turn(
+                itertools.accumulate(places, lambda x, y: x if y < 0 else y)
+            )
+        chosen = self.by_turn(matches(address, x) for x in names)
+        return Edit(facet, change, chosen, numbers)
 
 
 @dataclasses.dataclass
@@ -160,12 +132,22 @@ class Level:
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
     # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
+    length: int | None = None  # the turns, if it is the body of a scan
     begin: core.Var | None = None  # the input that is a residual stream
 
     def all_stops(self) -> Iterator[Stop]:
         yield from self.stops
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
+
+    def passes(self, turn: tuple = ()) -> Iterator[tuple[Stop, tuple[int, ...]]]:
+        """Yields the sites and the turns of scans, in the order of the run."""
+        for index in sorted({*self.inner, *(stop.site.index for stop in self.stops)}):
+            yield from ((x, turn) for x in self.stops if x.site.index == index)
+            for level in self.inner.get(index, ()):
+                turns = [()] if level.length is None else np.ndindex(level.length)
+                for i in turns:
+                    yield from level.passes((*turn, *i))
 
 
 class Survey:
@@ -238,13 +220,10 @@ class Survey:
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
-        entries = []
-        for stop in self.top.all_stops():
-            for turn, names in stop.turns().items():
-                turns, place = iter(turn), (*stop.around.place, stop.site.index)
-                place = tuple(next(turns) if x is None else x for x in place)
-                entries.append((place, stop, names))
-        return [entry[1:] for entry in sorted(entries, key=operator.itemgetter(0))]
+        return [
+            (stop, tuple(at_turn(name, turn) for name in stop.names))
+            for stop, turn in self.top.passes()
+        ]
 
     def _level(
         self,
@@ -270,8 +249,8 @@ class Survey:
             if is_empty(joined(around.path, local)):
                 local = next(self._pathless)
             if is_assumed:
-                path = joined(around.path, local).partition(_NUMBERED)[0]
-                self._assumed.append(path.replace(TURN, "*"))
+                name = _named(joined(around.path, local), "")
+                self._assumed.append(name.replace(TURN, "*"))
             return local, self._group()
 
         # A site may come after the last equation.
@@ -297,14 +276,17 @@ class Survey:
             inner = [
                 self._level(
                     nested,
-                    around.inside(eqn, index, number, nested.jaxpr),
+                    around.inside(eqn, nested.jaxpr),
                     jaxprs.data_inside(eqn, nested.jaxpr, data),
                 )
-                for number, nested in enumerate(jaxprs.inner(eqn))
+                for nested in jaxprs.inner(eqn)
             ]
             if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
-            if eqn.primitive.name == "scan" and inner[0].begin is not None:
+            if eqn.primitive.name != "scan":
+                continue
+            inner[0].length = eqn.params["length"]
+            if inner[0].begin is not None:
                 place = inner[0].closed.jaxpr.invars.index(inner[0].begin)
                 num_consts, num_carry = jaxprs.carried(eqn)
                 if num_consts <= place < num_consts + num_carry:
@@ -317,9 +299,8 @@ class Survey:
         for stop in level.stops:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
-        jaxpr, is_top = level.closed.jaxpr, not around.place
         sites, level.begin = residual.stream(
-            jaxpr, self._heads, self._carries, is_top=is_top
+            level.closed.jaxpr, self._heads, self._carries, is_top=around.is_top
         )
         for named in sites:
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
@@ -327,15 +308,14 @@ class Survey:
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
             stop = self._stop(named.site, local, around, self._group())
-            every = dict.fromkeys(np.ndindex(*around.lengths))
-            stop.edits.append(Edit(0, lambda value, layer: value, every))
+            stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
             level.stops.append(stop)
 
     def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
         path = joined(around.path, local)
         names = []
         for facet in site.params["facets"]:
-            name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
+            name = _named(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
@@ -367,9 +347,17 @@ def _expression(pattern: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def _layers(names: dict[Any, str]) -> dict[Any, int | None]:
-    found = {key: _LAYER.search(name) for key, name in names.items()}
-    return {key: int(number[1]) if number else None for key, number in found.items()}
+def _layer(name: str) -> int:
+    number = _LAYER.search(name)
+    return int(number[1]) if number else -1
+
+
+def number_at(numbers: np.ndarray, turns: Sequence) -> int | Array | None:
+    """Looks up a number by the turns of scans; traced if it depends on them."""
+    first = numbers.flat[0]
+    if (numbers == first).all():
+        return None if first < 0 else int(first)
+    return jnp.asarray(numbers)[turns]
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:
@@ -391,14 +379,14 @@ def is_empty(path: str) -> bool:
 
 
 def joined(path: str, local: str) -> str:
-    """Joins two paths; the first may end as `inside_scan` describes."""
-    path, is_inside_scan, head = path.partition(_NUMBERED)
-    if is_inside_scan and local:
-        _, _, rest = local.partition("/")
-        local = "/".join(filter(None, (f"{head[:-1]}{TURN}", rest)))
-    elif is_inside_scan:
-        return f"{path}{_NUMBERED}{head}"
+    """Joins two paths."""
     return "/".join(filter(None, (path, local)))
+
+
+def _named(path: str, last: str) -> str:
+    """Makes a name of a path, in which turns may be numbers of modules."""
+    numbered = re.sub(f"{TURN}{_NUMBERED}/([^/]*_)0(?=/|$)", rf"\1{TURN}", path)
+    return joined(numbered.replace(_NUMBERED, ""), last)
 
 
 def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
@@ -409,6 +397,4 @@ def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
     paths = map(jaxprs.path, jaxprs.walk(jaxpr, lambda eqn: not jaxprs.path(eqn)))
     heads = {path.partition("/")[0] for path in paths if path}
     (head,) = heads if len(heads) == 1 else ("",)
-    if head.endswith("_0"):
-        return f"{path}{_NUMBERED}{head}"
-    return "/".join(filter(None, (path, TURN)))
+    return joined(path, TURN + _NUMBERED * head.endswith("_0"))

@@ -4,7 +4,6 @@ import collections
 import difflib
 import functools
 import gc
-import itertools
 import types
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
@@ -210,14 +209,11 @@ def _match(
     strict: bool,
 ) -> None:
     """Enters reads and edits in the stops; raises ValueError for impossible ones."""
-    all_names, groups = [], set()
-    stops = list(survey.top.all_stops())
+    stops, groups = list(survey.top.all_stops()), set()
+    all_names = [name for _, names in survey.names() for name in names]
     for stop in stops:
-        turns = stop.turns()
-        all_names += itertools.chain.from_iterable(turns.values())
         for i, facet in enumerate(stop.site.params["facets"]):
-            names = {turn: names[i] for turn, names in turns.items()}
-            wanted = {_first(reads, name) for name in names.values()}
+            wanted = {_first(reads, name) for name in stop.names_of(i)}
             for address in [address for address in reads if address in wanted]:
                 if stop.around.in_while:
                     raise ValueError(
@@ -227,12 +223,14 @@ def _match(
                     )
                 stop.reads.append((i, address, reads[address]))
             for address, change in edits.items():
-                edit = site_survey.Edit.of(i, change, address, names)
-                if edit.numbers and facet.write is None:
+                edit = stop.edit(i, address, change)
+                if not edit.chosen.any():
+                    continue
+                if facet.write is None:
                     raise ValueError(
                         f"{stop.names[i]!r} can be read, not edited: {facet.advice}."
                     )
-                stop.edits += [edit] if edit.numbers else []
+                stop.edits.append(edit)
         if stop.is_active:
             groups.add(stop.group)
     edited = {stop.group for stop in stops if stop.edits}
