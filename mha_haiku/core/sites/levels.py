@@ -43,8 +43,8 @@ class Value:
     # The equation that computes it; None for inputs and literals.
     maker: "Equation | None" = None
     # Sets of values are bits of integers: a program has thousands of values, which
-    # depend on nearly all earlier ones. Arrays of floats have a bit, the same for all
-    # outputs of an equation.
+    # depend on nearly all earlier ones. Arrays of floats have the bit of their number,
+    # or of the first output of their equation.
     bit: int = 0
     behind: int = 0  # the value and all that it depends on
     by_product: int = 0  # what it depends on through a product or a loop
@@ -182,7 +182,6 @@ def graph(
     entered = _CALLS if enters_custom else _CALLS.difference(jaxprs.CUSTOM)
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
-    bits = (1 << i for i in itertools.count())
 
     def number(*key):
         try:
@@ -243,7 +242,6 @@ def graph(
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 equation.number = len(result)
                 result.append(equation)
-                bit = next(bits) if any(_is_data(x.aval) for x in eqn.outvars) else 0
                 behind = union(x.behind for x in inputs)
                 by_product = union(x.by_product for x in inputs)
                 is_random = name.startswith(("random_", "threefry", "rng_"))
@@ -251,10 +249,13 @@ def graph(
                 is_of_data = any(x.is_of_data for x in inputs)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read
+                numbers_of = [number(*key, i) for i in range(len(eqn.outvars))]
+                is_data = any(_is_data(x.aval) for x in eqn.outvars)
+                bit = 1 << numbers_of[0] if is_data else 0
                 outputs = [
                     Value(
                         x.aval,
-                        number(*key, i),
+                        numbers_of[i],
                         equation,
                         bit,
                         behind | bit,
@@ -278,7 +279,7 @@ def graph(
         for x in (*jaxpr.constvars, *jaxpr.invars)
     }
     for x in values.values():
-        x.bit = x.behind = next(bits) if x.is_data else 0
+        x.bit = x.behind = 1 << x.number if x.is_data else 0
     for x, constant in zip(jaxpr.constvars, consts, strict=False):
         values[x].constant = constant
     inputs = [values[x] for x in jaxpr.invars]
@@ -325,13 +326,12 @@ def _joined(
     if len(differing) != 1 or any(x.inputs[0] is not source for x in makers):
         return None
     (axis,) = differing
-    starts = [i * shape[axis] for i in range(len(pieces))]
     if first.name == "split":
-        is_whole = all(x is y for x, y in zip(pieces, first.outputs, strict=False))
+        starts = [first.outputs.index(x) * shape[axis] for x in pieces]
     else:
-        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
-        is_whole = is_whole and not set(first.params["strides"] or ()) - {1}
-    is_whole = is_whole and len(pieces) * shape[axis] == source.shape[axis]
+        starts = [x.params["start_indices"][axis] for x in makers]
+    is_whole = len(pieces) * shape[axis] == source.shape[axis]
+    is_whole = is_whole and starts == [i * shape[axis] for i in range(len(pieces))]
     if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None
 
@@ -348,13 +348,3 @@ def _joined(
         return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
 
     return jax.make_jaxpr(reshaped)(source.aval), [source]
-
-
-def primitives(jaxpr: core.Jaxpr) -> set[str]:
-    """Returns the primitives of a level and its calls, without marked attention."""
-
-    def enters(eqn: core.JaxprEqn):
-        return eqn.primitive.name in _CALLS and not jaxprs.is_marked(eqn)
-
-    walk = jaxprs.walk(jaxpr, enters)
-    return {eqn.primitive.name for eqn in walk if not jaxprs.is_marked(eqn)}

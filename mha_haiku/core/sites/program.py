@@ -349,24 +349,21 @@ def _edited(
     leaves: list, params: dict[str, Any], facet: Any, change: Callable
 ) -> tuple[list, dict[str, Any]]:
     """Changes one facet of a site; returns the leaves and their parameters."""
-    trees = []
 
     def changed(*leaves):
         value = jax.tree.unflatten(params["tree"], leaves)
-        value = facet.write(value, change(facet.read(value)))
-        leaves, tree = jax.tree.flatten(value)
-        trees.append(tree)
-        return leaves
+        return facet.write(value, change(facet.read(value)))
 
     batched = params["batched"]
-    if batched:
-        jax.eval_shape(under_vmaps(changed, batched, own_axes=False), *leaves)
-        if trees[-1] == params["tree"]:
-            return under_vmaps(changed, batched, own_axes=True)(*leaves), params
-    leaves = under_vmaps(changed, batched, own_axes=False)(*leaves)
+    mapped = under_vmaps(changed, batched, own_axes=False)
+    shapes = jax.eval_shape(mapped, *leaves) if batched else None
+    if batched and jax.tree.structure(shapes) == params["tree"]:
+        kept = lambda *leaves: jax.tree.leaves(changed(*leaves))  # noqa: E731
+        return under_vmaps(kept, batched, own_axes=True)(*leaves), params
+    leaves, tree = jax.tree.flatten(mapped(*leaves))
     count = len(leaves)
     return leaves, params | {
-        "tree": trees[-1],
+        "tree": tree,
         "kept": tuple(range(count)),
         "batched": ((0,) * count,) * len(batched),
     }

@@ -52,21 +52,23 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 from jax.extend import core
 
-from mha_haiku.core.attention import row_maps
+from mha_haiku.core.attention import map_sites, row_maps
+from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import axis_groups, levels, regions, softmaxes
-from mha_haiku.core.sites.axes import Reached
-from mha_haiku.core.sites.axis_groups import Layout
+from mha_haiku.core.sites import jaxprs, levels, regions, softmaxes
+from mha_haiku.core.sites.axes import Layout, Reached
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
 from mha_haiku.core.sites.softmaxes import Softmax
 
-_WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
+# Names of values that have all queries and all keys.
+_WHOLE = ("weights", "scores")
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
@@ -115,10 +117,13 @@ def has_others(jaxpr: core.Jaxpr, data: set[core.Var]) -> bool:
 
 def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
-    primitives = levels.primitives(jaxpr)
-    if "dot_general" not in primitives or not primitives & _WEIGHING:
-        return []
-    return levels.equations(jaxpr, data)
+    names = {
+        eqn.primitive.name
+        for eqn in jaxprs.walk(jaxpr, lambda eqn: not jaxprs.is_marked(eqn))
+        if not jaxprs.is_marked(eqn)
+    }
+    is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
+    return levels.equations(jaxpr, data) if is_possible else []
 
 
 class _Attention(NamedTuple):
@@ -131,9 +136,11 @@ class _Attention(NamedTuple):
 def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
     """Finds attentions, by the last equation of the softmax."""
     found: dict[Equation, _Attention] = {}
+    names = {"reduce_sum", *softmaxes.EXPONENTIALS}
+    sums = [equation for equation in equations if equation.name in names]
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
-            attention = _AttentionSearch(product, side).attention()
+            attention = _AttentionSearch(product, side).attention(sums)
             # The same weights in a second product belong to a derivative.
             if attention and attention.sites and attention.softmax not in found:
                 found[attention.softmax] = attention
@@ -141,12 +148,8 @@ def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
     # Queries and keys of scores that several softmaxes read, or that are computed again
     # for the sum, are not of one attention.
     scored = [x.scored.outputs[0] for x in found.values()]
-    products = {
-        x.outputs[0]
-        for x in equations
-        if x.name == "dot_general" and x.outputs[0].users
-    }
-    again = products.difference(scored)
+    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
+    again = (x for x in products.difference(scored) if x.users)
     counts = collections.Counter(x.number for x in (*scored, *again))
     for attention in found.values():
         for site in attention.sites:
@@ -163,7 +166,6 @@ class _Scores(NamedTuple):
     product: Equation
     query: Reached
     key: Reached
-    steps: list[Reached]  # from the softmax to the product
 
 
 class _AttentionSearch:
@@ -174,7 +176,7 @@ class _AttentionSearch:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> _Attention | None:
+    def attention(self, sums: list[Equation]) -> _Attention | None:
         """Finds the attention and its sites, if the operand is its weights."""
         product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
@@ -183,7 +185,7 @@ class _AttentionSearch:
         if not has_queries or not is_computed or 0 in weights.shape + values.shape:
             return None
         weights = self.axes.start(weights, *product.contracted(side))
-        softmax = softmaxes.found(self.axes, weights)
+        softmax = softmaxes.found(self.axes, weights, sums)
         # Attention entirely inside a call is found when the call is searched.
         calls = product.calls
         if softmax is None or (calls and calls[:1] == softmax.end.calls[:1]):
@@ -194,14 +196,13 @@ class _AttentionSearch:
         walk = self.axes.walk(softmax.scores, Equation.made, self.scores)
         if walk is None:
             return None
-        to_scores, scores = walk
-        scores = scores._replace(steps=to_scores)
+        self.steps, scores = walk
         sources = scores.query, scores.key, read
-        made = (axis_groups.made_with_size(self.axes, x) for x in sources)
+        made = (all_axes.made_with_size(self.axes, x) for x in sources)
         # `weights @ values` drops batch axes of size 1 from the weights.
         whole = max(softmax.weights, key=lambda step: len(step.axes))
         of_heads = next(filter(None, made), ())
-        groups = axis_groups.groups(self.axes, whole, self.free, of_heads)
+        groups = all_axes.groups(self.axes, whole, self.free, of_heads)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(self.of(groups.queries)) <= only:
             return None
@@ -247,7 +248,7 @@ class _AttentionSearch:
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
             if self.belong_together(query, key):
-                return _Scores(equation, query, key, [])
+                return _Scores(equation, query, key)
         return None
 
     def belong_together(self, query: Reached, key: Reached) -> bool:
@@ -273,9 +274,7 @@ class _AttentionSearch:
 
     # --- The values shown
 
-    def weights(
-        self, steps: list[Reached], groups: axis_groups.Groups
-    ) -> Reached | None:
+    def weights(self, steps: list[Reached], groups: all_axes.Groups) -> Reached | None:
         """Finds the weights to show."""
         best = softmaxes.undropped(steps)
         (keys,) = steps[0].marks
@@ -304,7 +303,7 @@ class _AttentionSearch:
         scores: _Scores,
         values: Reached,
         heads: Reached,
-        groups: axis_groups.Groups,
+        groups: all_axes.Groups,
     ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
         weights = self.weights(softmax.weights, groups)
@@ -323,7 +322,7 @@ class _AttentionSearch:
             "value": (self.product, values, keys, None, size),
             "heads": (held.value, held, groups.queries, groups.heads, size),
         }
-        masked = softmaxes.masked(self.axes, scores.steps, self.product.index)
+        masked = softmaxes.masked(self.axes, self.steps, self.product.index)
         if masked is not None and not softmax.is_sigmoid:
             wanted["scores"] = self.product, masked, *whole
         held_by, shown, sites = {}, {}, []
@@ -345,8 +344,8 @@ class _AttentionSearch:
         if not {"weights", "heads"} <= shown.keys():
             return []
         sites = sites[: len(shown) - ("scores" in shown)]
-        known = axis_groups.fitting(shown)
-        read = functools.partial(axis_groups.map_of, known)
+        known = _fitting(shown)
+        read = functools.partial(_map_of, known)
         leaves: dict[str, Any] = {name: held_by[name].variable for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
         rows = self.rows(held_by, known)
@@ -361,7 +360,7 @@ class _AttentionSearch:
         self, held_by: dict[str, levels.Value], known: dict[str, Layout]
     ) -> tuple[list, row_maps.OfRows] | None:
         """Finds what rows of large weights are computed from, and how."""
-        layouts = {name: known[name] for name in axis_groups.WHOLE if name in known}
+        layouts = {name: known[name] for name in _WHOLE if name in known}
         values = [(held_by[name], x.rows[0]) for name, x in layouts.items() if x.rows]
         is_small = held_by["weights"].size <= regions.LIMIT
         if is_small or len(values) < len(layouts):
@@ -374,3 +373,42 @@ class _AttentionSearch:
             return [layout.shown(x) for layout, x in pairs]
 
         return (rows.variables, of_rows) if rows.is_possible else None
+
+
+def _fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
+    """Picks the layouts of weights and of the other values whose shapes fit them."""
+    *_, num_heads, num_queries, num_keys = whole = layouts["weights"].canonical
+    result = {name: layouts[name] for name in _WHOLE if name in layouts}
+    result = {name: x for name, x in result.items() if x.canonical == whole}
+    lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
+    for name in lengths.keys() & layouts.keys():
+        *_, length, own_heads, _ = layouts[name].canonical
+        is_grouped = name != "query" and layouts[name].is_aligned
+        has_heads = (
+            num_heads % own_heads == 0 if is_grouped else own_heads in (1, num_heads)
+        )
+        if length == lengths[name] and has_heads:
+            result[name] = layouts[name]
+    return result
+
+
+def _map_of(
+    layouts: dict[str, Layout], values: dict, of_rows: row_maps.OfRows | None = None
+) -> AttentionMap:
+    """Makes the map from the values that are known, by name.
+
+    With `of_rows`, it computes rows of weights, and of scores, from the value "rows".
+    """
+    *batch, num_heads, _, _ = shape = layouts["weights"].canonical
+    sides = {}
+    for name in values.keys() & {"query", "key", "value"}:
+        x = layouts[name].shown(values[name])
+        length, own_heads, size = x.shape[-3:]
+        own_heads = num_heads if name == "query" else own_heads
+        whole = (*batch, length, own_heads, size)
+        sides[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
+    if of_rows is not None:
+        return row_maps.map_of_rows(values["rows"], of_rows, shape, **sides)
+    names = [name for name in _WHOLE if name in values]
+    whole = {name: layouts[name].shown(values[name]) for name in names}
+    return map_sites.map_of_recognized(**whole, **sides)

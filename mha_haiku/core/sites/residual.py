@@ -77,29 +77,35 @@ def stream(
     sums = _sums(equations, carries)
     behind = levels.union(x.after.bit for x in sums)
     starts = dict.fromkeys(x.before for x in sums if not x.before.behind & behind)
-    sites = [*_factors(equations), *_terms_of_layers(sums, attention)]
+    sites = [*_factors(equations)]
     for name, x in zip(("embedding", "decoder_embedding"), starts, strict=False):
         if is_top or x.maker is not None:
             sites += _named(x, Facet(name))
     is_unbroken = all(y.before is x.after for x, y in itertools.pairwise(sums))
-    if len(starts) != 1:
-        return sites, None
-    if is_unbroken:
-        sites += _streams(sums, attention, is_top)
-    (start,) = starts
-    return sites, start.variable if start.maker is None else None
+    is_one = len(starts) == 1
+    sites += _layers(sums, attention, is_one and is_unbroken)
+    after = sums[-1].after if is_one and is_unbroken else None
+    if after and (is_top or not any(x.is_output for x in levels.forms(after))):
+        sites += _named(after, Facet("stream"))
+    begin = [x.variable for x in starts if x.maker is None and is_one]
+    return sites, begin[0] if begin else None
 
 
-def _terms_of_layers(sums: list[_Sum], attention: int) -> Iterator[Named]:
-    """Yields the sites of terms that no head writes."""
+def _layers(sums: list[_Sum], attention: int, has_stream: bool) -> Iterator[Named]:
+    """Yields the sites of the inputs of layers, and of terms that no head writes."""
+    entered = set()
     for sum_ in sums:
+        before, source = sum_.before, (sum_.equation.eqn, "layer")
         # Terms in a call are found in the level inside.
         if sum_.term is None or sum_.equation.calls:
             continue
-        for x in _terms(sum_.before, sum_.term):
-            if not x.behind & ~sum_.before.behind & attention:
-                facet = Facet("feed_forward/output")
-                yield from _named(x, facet, sum_.equation.eqn, "layer")
+        between = sum_.term.behind & ~before.behind
+        if has_stream and between & attention and before not in entered:
+            entered.add(before)
+            yield from _named(before, Facet("stream"), *source)
+        for x in _terms(before, sum_.term):
+            if not x.behind & ~before.behind & attention:
+                yield from _named(x, Facet("feed_forward/output"), *source)
 
 
 def _terms(before: levels.Value, term: levels.Value) -> list[levels.Value]:
@@ -109,21 +115,6 @@ def _terms(before: levels.Value, term: levels.Value) -> list[levels.Value]:
         if all(x.by_product & before.behind for x in maker.inputs):
             return [y for x in maker.inputs for y in _terms(before, x)]
     return [term]
-
-
-def _streams(sums: list[_Sum], attention: int, is_top: bool) -> Iterator[Named]:
-    """Yields the sites of the inputs of layers, and of the output of the last."""
-    entered = set()
-    for sum_ in sums:
-        before, term = sum_.before, sum_.term
-        if term is None or sum_.equation.calls or before in entered:
-            continue
-        if term.behind & ~before.behind & attention:
-            entered.add(before)
-            yield from _named(before, Facet("stream"), sum_.equation.eqn, "layer")
-    after = sums[-1].after
-    if is_top or not any(x.is_output for x in levels.forms(after)):
-        yield from _named(after, Facet("stream"))
 
 
 def _sums(

@@ -13,7 +13,7 @@ from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.axes import Axes, Reached
 from mha_haiku.core.sites.levels import Equation, Value
 
-_EXPONENTIALS = {*levels.EXPONENTIALS, "logistic"}
+EXPONENTIALS = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
 
 
@@ -26,10 +26,13 @@ class Softmax(NamedTuple):
     is_sigmoid: bool
 
 
-def found(axes: Axes, weights: Reached) -> Softmax | None:
-    """Finds the softmax or sigmoid of which weights are made."""
+def found(axes: Axes, weights: Reached, sums: list[Equation]) -> Softmax | None:
+    """Finds the softmax or sigmoid of which weights are made.
+
+    `sums` are the exponentials and sums of the level.
+    """
     walk = axes.walk(
-        weights, _weighing, lambda x, _: x if x.name in _EXPONENTIALS else None
+        weights, _weighing, lambda x, _: x if x.name in EXPONENTIALS else None
     )
     if walk is None:
         return None
@@ -43,7 +46,7 @@ def found(axes: Axes, weights: Reached) -> Softmax | None:
         maker, place = _maker(step), _place(step, before)
         is_inverse = maker.name == "div" and place == 1  # 1 / (1 + exp(-x))
         if maker.name in ("mul", "div") and maker.inputs[1 - place].is_made:
-            if not _is_total(axes, step, 1 - place, scores.value):
+            if not _is_total(axes, step, 1 - place, scores.value, sums):
                 return None
             shares = shares or i + 1
         elif is_inverse:
@@ -51,7 +54,7 @@ def found(axes: Axes, weights: Reached) -> Softmax | None:
     shifted = axes.origin(scores)
     maker = shifted.value.maker
     if not shares and maker is not None and maker.name == "sub":
-        is_log = _is_total(axes, shifted, 1, maker.inputs[0])
+        is_log = _is_total(axes, shifted, 1, maker.inputs[0], sums)
         shares = len(steps) if is_log else 0
     return Softmax(end, steps[:shares], scores, is_sigmoid) if shares else None
 
@@ -133,35 +136,26 @@ def _weighing(equation: Equation, value: Value) -> list[int]:
     return equation.neutral(value)
 
 
-def _is_total(axes: Axes, step: Reached, position: int, argument: Value) -> bool:
-    """Checks whether an input of a step's equation is a sum over keys, or made of one.
+def _is_total(
+    axes: Axes, step: Reached, position: int, argument: Value, sums: list[Equation]
+) -> bool:
+    """Checks whether an input of a step's equation is made of a sum over keys.
 
-    It is the sum of the exponentials of an argument, up to a shift.
+    It is a sum of the exponentials of an argument, up to a shift.
     """
     total = axes.across(_maker(step), position, step._replace(marks=()))
-    rows = set(axes.of(*step.axes)) - set(axes.of(*step.marks))
-
-    def of_argument(equation: Equation, step: Reached) -> bool | None:
-        is_one = equation.name in _EXPONENTIALS
-        return is_one and argument.number in unshifted(equation.inputs[0]) or None
-
-    def over_keys(equation: Equation, step: Reached) -> bool | None:
-        is_sum = equation.name == "reduce_sum" and len(equation.params["axes"]) == 1
-        if not is_sum or set(axes.of(*step.axes)) != rows:
-            return None
-        terms = axes.across(equation, 0, step)
-        return axes.walk(terms, _weighing, of_argument) is not None or None
-
-    return axes.walk(total, _summing, over_keys) is not None
-
-
-def _summing(equation: Equation, value: Value) -> list[int]:
-    """Lists the inputs that may be a sum, if the output is one, or is made of one."""
-    if equation.name == "div":
-        return [] if equation.inputs[0].is_made else [1]
-    if equation.name in ("add", "max", "log", "abs", "integer_pow", "select_n"):
-        return equation.made(value)
-    return equation.neutral(value)
+    if total is None:
+        return False
+    total, keys = axes.origin(total), axes.of(*step.marks)
+    if total.value.by_product & ~argument.by_product:
+        return False  # it depends on other data
+    return set(keys).isdisjoint(axes.of(*total.axes)) and any(
+        mass.outputs[0].bit & whole.outputs[0].behind
+        for whole in sums
+        if whole.name == "reduce_sum" and whole.outputs[0].bit & total.value.behind
+        for mass in sums
+        if mass.name in EXPONENTIALS and argument.number in unshifted(mass.inputs[0])
+    )
 
 
 def _maker(step: Reached) -> Equation:
