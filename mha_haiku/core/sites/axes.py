@@ -11,7 +11,7 @@ converts a value to canonical axes: batch axes, heads, positions, sizes.
 import dataclasses
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -119,11 +119,10 @@ class Axes:
         in `seen` were visited before.
         """
         seen = set() if seen is None else seen
-        if step is None or step.value in seen or len(seen) > FARTHEST:
+        is_end = step is None or step.value in seen or len(seen) > FARTHEST
+        if is_end or step.value.maker is None:
             return None
         equation = step.value.maker
-        if equation is None:
-            return None
         seen.add(step.value)
         result = goal(equation, step)
         if result is not None:
@@ -230,31 +229,31 @@ def groups(
       free: The axes of weights that values lack.
       heads: Factors that projections make along with a size; see `made_with_size`.
     """
-    keys = set(axes.with_ones(*whole.marks))
-    split = [
-        tuple(x for x in axes.with_ones(axis) if x not in keys) for axis in whole.axes
-    ]
-    free = [axes.with_ones(axis) for axis in free]
+    split = _without(whole.axes, axes, axes.with_ones(*whole.marks))
     known = {x for axis in split for x in axis}
     heads = tuple(x for x in axes.with_ones(heads) if x in known)
     # Heads of keys are groups of the heads that share an axis with them.
     shared = [x for x in split if set(heads) < set(x) and len(split) > 3]
     heads = shared[0] if heads and shared else heads
     # Apart from heads, one of the free axes must hold the queries.
-    if not any(set(axis) - set(heads) for axis in free):
-        heads = ()
-    queries = [tuple(x for x in axis if x not in heads) for axis in free]
+    heads = heads if any(_without(free, axes, heads)) else ()
+    queries = _without(free, axes, heads)
     queries = ([x for x in queries if axes.of(x)] or [x for x in queries if x])[-1]
     ones = {*axes.with_ones(*free)} - {*axes.of(*free)}  # no batch, as values lack them
     gone = {*queries, *ones} - {*heads}
-    others = [tuple(x for x in axis if x not in gone) for axis in split]
-    others = [axis for axis in others if axis]
+    others = [axis for axis in _without(split, axes, gone) if axis]
     is_assumed = not heads and bool(axes.of(*others))
     if not heads and len(others) > 1:
         # Assumes [B, H, T, S], or [B, H, 1, T, S] of grouped heads.
         heads = axes.with_ones(*others[-1 if axes.of(others[-1]) else 1 :])
-    batch = [tuple(x for x in axis if x not in heads) for axis in others]
-    return Groups([axis for axis in batch if axis], heads, queries, is_assumed)
+    batch = [axis for axis in _without(others, axes, heads) if axis]
+    return Groups(batch, heads, queries, is_assumed)
+
+
+def _without(
+    some: list[AxisFactors], axes: Axes, gone: Collection[int]
+) -> list[AxisFactors]:
+    return [tuple(x for x in axes.with_ones(axis) if x not in gone) for axis in some]
 
 
 # --- Canonical axes

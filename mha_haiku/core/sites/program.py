@@ -47,10 +47,7 @@ def with_layer(change: Callable) -> Callable:
     """Adapts a change that takes only the value to also take a number."""
     if isinstance(change, Resume):
         return change
-    try:
-        parameters = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return lambda value, layer: change(value)
+    parameters = inspect.signature(change).parameters.values()
     required = [
         x
         for x in parameters

@@ -39,27 +39,6 @@ Address = str | tuple[str, ...]
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
-class _Around(NamedTuple):
-    path: str = ""  # the path of modules
-    lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
-    in_while: bool = False  # whether the level is inside a while loop
-    is_top: bool = True  # whether the level is the whole program
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the level is inside an attention that already has sites."""
-        return SEEN in self.path.split("/")
-
-    def inside(self, eqn: core.JaxprEqn, jaxpr: core.Jaxpr) -> "_Around":
-        """Returns the surroundings of a jaxpr inside an equation of the level."""
-        path = joined(self.path, jaxprs.path(eqn))
-        if eqn.primitive.name == "scan":
-            lengths = *self.lengths, eqn.params["length"]
-            return _Around(inside_scan(path, jaxpr), lengths, self.in_while, False)
-        in_while = self.in_while or eqn.primitive.name == "while"
-        return _Around(path, self.lengths, in_while, False)
-
-
 class Edit(NamedTuple):
     """An edit of a facet of a site."""
 
@@ -78,7 +57,7 @@ class Stop:
     site: Site
     scope: str  # the path of its equation within the level
     names: tuple[str, ...]  # the full names of its facets
-    around: _Around
+    level: "Level"
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
     group: int | None = None
@@ -101,12 +80,12 @@ class Stop:
 
     def names_of(self, facet: int) -> list[str]:
         """Lists the names of a facet at the turns of the enclosing scans."""
-        turns = np.ndindex(*self.around.lengths)
+        turns = np.ndindex(*self.level.lengths)
         return [at_turn(self.names[facet], turn) for turn in turns]
 
     def by_turn(self, values: Iterable) -> np.ndarray:
         """Returns an array of values at the turns of the enclosing scans."""
-        return np.reshape([*values], self.around.lengths)
+        return np.reshape([*values], self.level.lengths)
 
     def layers(self) -> np.ndarray:
         """Returns the layers by turns, the first numbers in the names."""
@@ -129,11 +108,23 @@ class Level:
     """A jaxpr, with its sites and the levels inside."""
 
     closed: core.ClosedJaxpr
+    path: str = ""  # the path of modules
+    lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
+    in_while: bool = False  # whether the level is inside a while loop
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
     # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
-    length: int | None = None  # the turns, if it is the body of a scan
     begin: core.Var | None = None  # the input that is a residual stream
+
+    def inside(self, eqn: core.JaxprEqn) -> list["Level"]:
+        """Makes the levels inside of an equation, without sites."""
+        path, lengths = joined(self.path, jaxprs.path(eqn)), self.lengths
+        held, name = jaxprs.inner(eqn), eqn.primitive.name
+        if name == "scan":
+            path = inside_scan(path, held[0].jaxpr)
+            lengths = *lengths, eqn.params["length"]
+        in_while = self.in_while or name == "while"
+        return [Level(closed, path, lengths, in_while) for closed in held]
 
     def all_stops(self) -> Iterator[Stop]:
         yield from self.stops
@@ -145,9 +136,8 @@ class Level:
         for index in sorted({*self.inner, *(stop.site.index for stop in self.stops)}):
             yield from ((x, turn) for x in self.stops if x.site.index == index)
             for level in self.inner.get(index, ()):
-                turns = [()] if level.length is None else np.ndindex(level.length)
-                for i in turns:
-                    yield from level.passes((*turn, *i))
+                for turns in np.ndindex(*level.lengths[len(turn) :]):
+                    yield from level.passes((*turn, *turns))
 
 
 class Survey:
@@ -177,7 +167,8 @@ class Survey:
         # The levels in which attention was searched for, and their data.
         self._searched: list[tuple[core.Jaxpr, set[core.Var]]] = []
         data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
-        self.top = self._level(closed, _Around(), data)
+        self.top = Level(closed)
+        self._survey(self.top, data)
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -225,19 +216,16 @@ class Survey:
             for stop, turn in self.top.passes()
         ]
 
-    def _level(
-        self,
-        closed: core.ClosedJaxpr,
-        around: _Around,
-        inputs: Iterable[core.Var],
-    ) -> Level:
-        """Surveys a level; `inputs` are those that are known to be data."""
-        jaxpr, level = closed.jaxpr, Level(closed)
+    def _survey(self, level: Level, inputs: Iterable[core.Var]) -> None:
+        """Finds the sites of a level; `inputs` are those that are known to be data."""
+        jaxpr = level.closed.jaxpr
         recognized = collections.defaultdict(list)
         data = jaxprs.of_data(jaxpr, inputs)
-        if not around.is_marked:
+        # Nothing is recognized inside an attention that already has sites.
+        found, is_marked = [], SEEN in level.path.split("/")
+        if not is_marked:
             self._searched.append((jaxpr, data))
-        found = [] if around.is_marked else recognition.attentions(jaxpr, data)
+            found = recognition.attentions(jaxpr, data)
         for number, (_, sites, _) in enumerate(found):
             for site in sites:
                 recognized[site.index].append((number, site))
@@ -246,10 +234,10 @@ class Survey:
         def named(number: int) -> tuple[str, int]:  # when its first site is reached
             first, _, is_assumed = found[number]
             local = jaxprs.path(first)
-            if is_empty(joined(around.path, local)):
+            if is_empty(joined(level.path, local)):
                 local = next(self._pathless)
             if is_assumed:
-                name = _named(joined(around.path, local), "")
+                name = _named(joined(level.path, local), "")
                 self._assumed.append(name.replace(TURN, "*"))
             return local, self._group()
 
@@ -257,7 +245,7 @@ class Survey:
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for number, site in recognized[index]:
                 local, group = named(number)
-                level.stops.append(self._stop(site, local, around, group))
+                level.stops.append(self._stop(site, local, level, group))
             if eqn is None:
                 break
             if eqn.primitive is site_p:
@@ -265,7 +253,7 @@ class Survey:
                     leaves = list(eqn.invars), list(eqn.outvars)
                     site = Site(index, *leaves, eqn.params)
                     local = jaxprs.path(eqn)
-                    level.stops.append(self._stop(site, local, around, None))
+                    level.stops.append(self._stop(site, local, level, None))
                 continue
             if eqn.primitive.name == jaxprs.BLOCKWISE:
                 whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
@@ -273,53 +261,45 @@ class Survey:
             if _KERNEL.search(eqn.primitive.name):
                 self.kernels.add(eqn.primitive.name)
                 continue
-            inner = [
-                self._level(
-                    nested,
-                    around.inside(eqn, nested.jaxpr),
-                    jaxprs.data_inside(eqn, nested.jaxpr, data),
-                )
-                for nested in jaxprs.inner(eqn)
-            ]
+            inner = level.inside(eqn)
+            for nested in inner:
+                known = jaxprs.data_inside(eqn, nested.closed.jaxpr, data)
+                self._survey(nested, known)
             if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
-            if eqn.primitive.name != "scan":
-                continue
-            inner[0].length = eqn.params["length"]
-            if inner[0].begin is not None:
+            if eqn.primitive.name == "scan" and inner[0].begin is not None:
                 place = inner[0].closed.jaxpr.invars.index(inner[0].begin)
                 num_consts, num_carry = jaxprs.carried(eqn)
                 if num_consts <= place < num_consts + num_carry:
                     self._carries[id(eqn)] = place, place - num_consts
         if self._shows_stream:
-            self._add_stream(level, around)
-        return level
+            self._add_stream(level)
 
-    def _add_stream(self, level: Level, around: _Around) -> None:
+    def _add_stream(self, level: Level) -> None:
         for stop in level.stops:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
         sites, level.begin = residual.stream(
-            level.closed.jaxpr, self._heads, self._carries, is_top=around.is_top
+            level.closed.jaxpr, self._heads, self._carries, is_top=level is self.top
         )
         for named in sites:
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
-            if named.kind and is_empty(joined(around.path, local)):
+            if named.kind and is_empty(joined(level.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
-            stop = self._stop(named.site, local, around, self._group())
+            stop = self._stop(named.site, local, level, self._group())
             stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
             level.stops.append(stop)
 
-    def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
-        path = joined(around.path, local)
+    def _stop(self, site: Site, local: str, level: Level, group: int | None) -> Stop:
+        path = joined(level.path, local)
         names = []
         for facet in site.params["facets"]:
             name = _named(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
-        return Stop(site, local, tuple(names), around, group)
+        return Stop(site, local, tuple(names), level, group)
 
 
 # --- Names

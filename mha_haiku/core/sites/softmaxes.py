@@ -120,20 +120,13 @@ def _weighing(equation: Equation, value: Value) -> list[int]:
     # Weights are multiplied by a scalar, a parameter or random numbers: a factor
     # computed by products means a backward pass or a gated layer, unless it is the
     # inverse of their sum.
-    name, inputs = equation.name, equation.inputs
     if any(facet.name == "weights" for facet in equation.params.get("facets", ())):
         return []  # they already have a site
-    if name in ("dot_general", "add", "sub"):
-        return [i for i in (0, 1) if not inputs[1 - i].is_made]
-    if name == "mul":
-        return [0, 1]
-    if name == "div":
-        return [0] if inputs[0].is_made else [1]
-    if name in ("slice", "dynamic_slice"):
-        return [0]
-    if name == "select_n":
-        return [*range(1, len(inputs))]
-    return equation.neutral(value)
+    name, made = equation.name, equation.made(value)
+    if name in ("mul", "div", "select_n"):
+        return [i for i in made if i or name != "select_n"]
+    is_kept = name in levels.NEUTRAL | _MIXING | {"add", "sub"}
+    return made if is_kept and len(made) == 1 else []
 
 
 def _is_total(

@@ -215,7 +215,7 @@ def _match(
         for i, facet in enumerate(stop.site.params["facets"]):
             wanted = {_first(reads, name) for name in stop.names_of(i)}
             for address in [address for address in reads if address in wanted]:
-                if stop.around.in_while:
+                if stop.level.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside a while loop, whose values at "
                         "each turn cannot be returned: use jax.lax.scan, or look at "
