@@ -147,8 +147,7 @@ def part(
 ) -> core.ClosedJaxpr:
     """Makes a program of equations of a jaxpr."""
     debug = jaxpr.debug_info
-    if hasattr(debug, "with_unknown_names"):
-        debug = debug.with_unknown_names()
+    debug = debug.with_unknown_names()
     effects = jaxpr.effects
     some = core.Jaxpr((), [*inputs], [*outputs], eqns, effects, debug_info=debug)
     return core.ClosedJaxpr(some, ())
@@ -188,16 +187,12 @@ def data_inside(
 ) -> list[core.Var]:
     """Finds the inputs of a jaxpr inside an equation that depend on data.
 
-    None in a while loop, whose inputs may be parameters; all that a scan carries.
+    None in a while loop, whose inputs may be parameters.
     """
-    if not data or eqn.primitive.name == "while":
+    if eqn.primitive.name == "while":
         return []
-    pairs = [*zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)][::-1]
-    begin, count = carried(eqn) if eqn.primitive.name == "scan" else (0, 0)
-    carry = {x for _, x in pairs[begin : begin + count]}
-    return [
-        x for atom, x in pairs if x in carry or data.intersection(variables([atom]))
-    ]
+    pairs = zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)
+    return [x for atom, x in pairs if not data.isdisjoint(variables([atom]))]
 
 
 def is_marked(eqn: core.JaxprEqn) -> bool:

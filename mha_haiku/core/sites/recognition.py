@@ -344,7 +344,8 @@ class _AttentionSearch:
         if not {"weights", "heads"} <= shown.keys():
             return []
         sites = sites[: len(shown) - ("scores" in shown)]
-        known = _fitting(shown)
+        whole = shown["weights"].canonical
+        known = {name: x for name, x in shown.items() if _fits(name, x, whole)}
         read = functools.partial(_map_of, known)
         leaves: dict[str, Any] = {name: held_by[name].variable for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
@@ -375,21 +376,17 @@ class _AttentionSearch:
         return (rows.variables, of_rows) if rows.is_possible else None
 
 
-def _fitting(layouts: dict[str, Layout]) -> dict[str, Layout]:
-    """Picks the layouts of weights and of the other values whose shapes fit them."""
-    *_, num_heads, num_queries, num_keys = whole = layouts["weights"].canonical
-    result = {name: layouts[name] for name in _WHOLE if name in layouts}
-    result = {name: x for name, x in result.items() if x.canonical == whole}
+def _fits(name: str, layout: Layout, whole: tuple[int, ...]) -> bool:
+    """Checks whether a value's canonical shape fits the whole weights, for a map."""
+    if name in _WHOLE:
+        return layout.canonical == whole
+    *_, num_heads, num_queries, num_keys = whole
+    *_, length, own_heads, _ = layout.canonical
     lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
-    for name in lengths.keys() & layouts.keys():
-        *_, length, own_heads, _ = layouts[name].canonical
-        is_grouped = name != "query" and layouts[name].is_aligned
-        has_heads = (
-            num_heads % own_heads == 0 if is_grouped else own_heads in (1, num_heads)
-        )
-        if length == lengths[name] and has_heads:
-            result[name] = layouts[name]
-    return result
+    is_grouped = name != "query" and layout.is_aligned
+    has_heads = own_heads in (1, num_heads)
+    has_heads = has_heads or is_grouped and num_heads % own_heads == 0
+    return has_heads and length == lengths.get(name)
 
 
 def _map_of(
@@ -405,8 +402,7 @@ def _map_of(
         x = layouts[name].shown(values[name])
         length, own_heads, size = x.shape[-3:]
         own_heads = num_heads if name == "query" else own_heads
-        whole = (*batch, length, own_heads, size)
-        sides[name] = x if x.shape == whole else jnp.broadcast_to(x, whole)
+        sides[name] = jnp.broadcast_to(x, (*batch, length, own_heads, size))
     if of_rows is not None:
         return row_maps.map_of_rows(values["rows"], of_rows, shape, **sides)
     names = [name for name in _WHOLE if name in values]

@@ -72,27 +72,24 @@ def undropped(steps: list[Reached]) -> int:
     """Finds the step at which weights are mixed and masked, but not dropped out."""
     # Dropout is random, or zeros together with a scale:
     # `where(kept, weights / 0.8, 0)`.
-    random, scales, zeros, same = set(), set(), set(), set()
-    for i, (step, before) in enumerate(itertools.pairwise(steps)):
+    kinds = []
+    for step, before in itertools.pairwise(steps):
         maker = _maker(step)
-        if maker.name in _MIXING:
+        if maker.name in levels.NEUTRAL:
+            kinds.append("same")
+            continue
+        if maker.name not in ("mul", "div", "select_n"):
             break
         position = 0 if maker.name == "select_n" else 1 - _place(step, before)
-        if maker.name in levels.NEUTRAL:
-            same.add(i)
-            continue
         other = levels.origin(maker.inputs[position])
-        if other.is_random and not other.is_made:
-            random.add(i)
-        elif maker.name in ("mul", "div") and other.size == 1:
-            scales.add(i)
-        elif maker.name in ("mul", "select_n"):
-            zeros.add(i)
-    dropped = random or (zeros if scales else set())
-    best = max(dropped, default=-1) + 1
-    while best in same or (dropped and best in scales):
-        best += 1
-    return best
+        if other.is_made:
+            break
+        is_scale = other.size == 1
+        kinds.append("random" if other.is_random else "scale" if is_scale else "zeros")
+    dropped = "random" if "random" in kinds else "zeros" if "scale" in kinds else ""
+    best = max((i + 1 for i, kind in enumerate(kinds) if kind == dropped), default=0)
+    skipped = {"same", "scale"} if best else {"same"}
+    return best + len([*itertools.takewhile(skipped.__contains__, kinds[best:])])
 
 
 def masked(axes: Axes, steps: list[Reached], index: int) -> Reached | None:
