@@ -27,7 +27,11 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
     A model that pools positions gives `[C]`, or `[B, C]`.
     """
     batch, is_one = given.batch_of(subject, inputs)
-    found = model_runs.run(subject.model, subject.params, batch).logits
+    asked = subject.params, batch
+    if subject.model.config is None:
+        found = model_runs.logits(subject.model)(*asked)
+    else:
+        found = model_runs.run(subject.model, *asked).logits
     if found is None:
         refuse(subject, "logits", "gives no logits")
     return found[0] if is_one else found
@@ -46,7 +50,7 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     # The last first, which may not be there.
     cells = [heads.why.cells(*asked, key=-n) for n in range(why, 0, -1)]
     if subject.model.config is None:
-        _, found = model_runs.look(*asked, ["*/map"])
+        found = model_runs.maps(subject.model)(subject.params, batch)
     else:
         found = model_runs.run(*asked).maps
     tokens, keys = given.labels(subject, batch)
