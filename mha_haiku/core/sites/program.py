@@ -45,8 +45,6 @@ class Resume:
 
 def with_layer(change: Callable) -> Callable:
     """Adapts a change that takes only the value to also take a number."""
-    if isinstance(change, Resume):
-        return change
     parameters = inspect.signature(change).parameters.values()
     required = [
         x
@@ -228,23 +226,22 @@ def _branched(
     levels: list[site_survey.Level], inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     index, *inputs = inputs
-    whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
-    seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
+    seen = [
+        jax.eval_shape(functools.partial(_outputs_of, x, turns), *inputs)[1]
+        for x in levels
+    ]
 
     def unseen(x: jax.ShapeDtypeStruct):  # the value in a branch that was not taken
         is_float = jnp.issubdtype(x.dtype, jnp.inexact)
         return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
-    def branch(i: int) -> Callable:
-        def taken(*x):
-            outputs, values = whole[i](*x)
-            for other in seen[:i] + seen[i + 1 :]:
-                values = values | jax.tree.map(unseen, other)
-            return outputs, values
+    def taken(level: site_survey.Level, *inputs) -> tuple[list, dict]:
+        outputs, values = run(level, inputs, turns)
+        return outputs, jax.tree.map(unseen, every) | values
 
-        return taken
-
-    return jax.lax.switch(index, [branch(i) for i in range(len(levels))], *inputs)
+    every = functools.reduce(operator.or_, seen)
+    branches = [functools.partial(taken, level) for level in levels]
+    return jax.lax.switch(index, branches, *inputs)
 
 
 def _repeated(

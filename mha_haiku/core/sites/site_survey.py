@@ -60,7 +60,7 @@ class Stop:
     level: "Level"
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
-    group: int | None = None
+    group: object = None
     # Facets that are read: their index, the address, a function.
     reads: list[tuple[int, Address, Callable]] = dataclasses.field(default_factory=list)
     edits: list[Edit] = dataclasses.field(default_factory=list)
@@ -150,7 +150,6 @@ class Survey:
         self.kernels: set[str] = set()
         self._whole: dict[str, None] = {}  # values that `blockwise` leaves whole
         self._counts: dict[str, int] = {}
-        self._group = itertools.count().__next__
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
         equations = list(jaxprs.walk(closed.jaxpr))
@@ -169,11 +168,9 @@ class Survey:
         data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
         self.top = Level(closed)
         self._survey(self.top, data)
-        several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
-            stop.names = tuple(
-                of_call(name, 0) if name in several else name for name in stop.names
-            )
+            counts = [(name, self._counts.get(name, 0)) for name in stop.names]
+            stop.names = tuple(of_call(x, 0) if n > 1 else x for x, n in counts)
 
     def advice(self) -> str:
         """Describes what may contain attention without sites, or returns ""."""
@@ -231,7 +228,7 @@ class Survey:
                 recognized[site.index].append((number, site))
 
         @functools.cache
-        def named(number: int) -> tuple[str, int]:  # when its first site is reached
+        def named(number: int) -> tuple[str, object]:  # when its first site is reached
             first, _, is_assumed = found[number]
             local = jaxprs.path(first)
             if is_empty(joined(level.path, local)):
@@ -239,7 +236,7 @@ class Survey:
             if is_assumed:
                 name = _named(joined(level.path, local), "")
                 self._assumed.append(name.replace(TURN, "*"))
-            return local, self._group()
+            return local, object()
 
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
@@ -287,11 +284,11 @@ class Survey:
             if named.kind and is_empty(joined(level.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
-            stop = self._stop(named.site, local, level, self._group())
+            stop = self._stop(named.site, local, level, object())
             stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
             level.stops.append(stop)
 
-    def _stop(self, site: Site, local: str, level: Level, group: int | None) -> Stop:
+    def _stop(self, site: Site, local: str, level: Level, group: object) -> Stop:
         path = joined(level.path, local)
         names = []
         for facet in site.params["facets"]:
