@@ -122,7 +122,7 @@ def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
         if not jaxprs.is_marked(eqn)
     }
     is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
-    return levels.equations(jaxpr, data) if is_possible else []
+    return levels.graph(jaxpr, (), data).equations if is_possible else []
 
 
 class _Attention(NamedTuple):

@@ -91,16 +91,18 @@ class Stop:
         """Returns the layers by turns, the first numbers in the names."""
         return self.by_turn(map(_layer, self.names_of(0)))
 
-    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
-        """Makes an edit of a facet, where the address names it."""
-        names, numbers = self.names_of(facet), self.layers()
-        if isinstance(address, tuple):  # at other turns the number before
-            places = (address.index(x) if x in address else -1 for x in names)
-            numbers = self.by_turn(
-                itertools.accumulate(places, lambda x, y: x if y < 0 else y)
-            )
+    def edit(self, facet: int, address: Address, change: Callable) -> Edit | None:
+        """Makes an edit of a facet where the address names it; None if nowhere."""
+        names = self.names_of(facet)
         chosen = self.by_turn(matches(address, x) for x in names)
-        return Edit(facet, change, chosen, numbers)
+        if not chosen.any():
+            return None
+        if not isinstance(address, tuple):
+            return Edit(facet, change, chosen, self.layers())
+        # At other turns the number before.
+        places = (address.index(x) if x in address else -1 for x in names)
+        numbers = itertools.accumulate(places, lambda x, y: x if y < 0 else y)
+        return Edit(facet, change, chosen, self.by_turn(numbers))
 
 
 @dataclasses.dataclass
@@ -242,15 +244,14 @@ class Survey:
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for number, site in recognized[index]:
                 local, group = named(number)
-                level.stops.append(self._stop(site, local, level, group))
+                self._add(site, local, level, group)
             if eqn is None:
                 break
             if eqn.primitive is site_p:
                 if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
                     leaves = list(eqn.invars), list(eqn.outvars)
                     site = Site(index, *leaves, eqn.params)
-                    local = jaxprs.path(eqn)
-                    level.stops.append(self._stop(site, local, level, None))
+                    self._add(site, jaxprs.path(eqn), level, None)
                 continue
             if eqn.primitive.name == jaxprs.BLOCKWISE:
                 whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
@@ -260,8 +261,8 @@ class Survey:
                 continue
             inner = level.inside(eqn)
             for nested in inner:
-                known = jaxprs.data_inside(eqn, nested.closed.jaxpr, data)
-                self._survey(nested, known)
+                body = nested.closed.jaxpr
+                self._survey(nested, jaxprs.data_inside(eqn, body, data))
             if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
             if eqn.primitive.name == "scan" and inner[0].begin is not None:
@@ -284,19 +285,19 @@ class Survey:
             if named.kind and is_empty(joined(level.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
-            stop = self._stop(named.site, local, level, object())
-            stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
-            level.stops.append(stop)
+            stop = self._add(named.site, local, level, object())
+            every = np.ones(level.lengths, bool)
+            stop.edits = [Edit(0, lambda value, layer: value, every, -1 * every)]
 
-    def _stop(self, site: Site, local: str, level: Level, group: object) -> Stop:
-        path = joined(level.path, local)
-        names = []
+    def _add(self, site: Site, local: str, level: Level, group: object) -> Stop:
+        path, names = joined(level.path, local), []
         for facet in site.params["facets"]:
             name = _named(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
-        return Stop(site, local, tuple(names), level, group)
+        level.stops.append(Stop(site, local, tuple(names), level, group))
+        return level.stops[-1]
 
 
 # --- Names
@@ -311,11 +312,10 @@ def matches(address: Address, name: str) -> bool:
     """
     if isinstance(address, tuple):
         return name in address
-    pattern = address
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
-    if not pattern.startswith("/"):
-        pattern = f"*/{pattern.removeprefix('*/')}"
-    return any(map(_expression(pattern).fullmatch, names))
+    if not address.startswith("/"):
+        address = f"*/{address.removeprefix('*/')}"
+    return any(map(_expression(address).fullmatch, names))
 
 
 @functools.lru_cache(2**14)
