@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core.sites import jaxprs, traces
+from mha_haiku.core.models import programs
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
@@ -90,7 +90,7 @@ def convert(module: Any) -> TorchModule:
     _name_parts(module)
     kind = type(module).__name__
     params, function = _as_function(module, torch_environment)
-    programs: dict[Any, tuple] = {}  # by kind of arguments
+    traced = programs.kept(function)
 
     def arguments(
         inputs: jax.Array | np.ndarray,
@@ -129,19 +129,10 @@ def convert(module: Any) -> TorchModule:
         **given: Any,
     ) -> Any:
         whole = dict(params), *arguments(*inputs, **given)
-        leaves, structure = jax.tree.flatten(whole)
-        arrays = [x for x in leaves if traces.is_array(x)]
-        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
-        key = structure, jax.dtypes.canonicalize_dtype(float), *kinds
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            if read is not None:
-                return function(*whole, read)
-            if key not in programs:
-                programs[key] = traces.trace(function, whole, {})
-        closed, _, _, results = programs[key]
-        return results(jaxprs.bound(closed, arrays))
+            return traced(*whole) if read is None else function(*whole, read)
 
     def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any) -> Any:
         return run(params, *inputs, **given)[FIRST]
