@@ -129,13 +129,11 @@ def hybrid() -> Any:
     "pooled, with exact statistics."
 )
 def long() -> Any:
-    keys = jax.random.split(jax.random.key(0), 2)
-    drift = np.linspace(0, 6, 8192)[:, None, None]
-    query, key = (
-        jax.random.normal(x, (1, 8192, 4, 16)) + np.concatenate([np.sin(drift)] * 4, 1)
-        for x in keys
-    )
-    return mh.attend(2 * query, key, key, mask=mh.masks.causal())[1]
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 8192, 4, 16))
+    # Waves over the positions, so that heads look at places like their own.
+    waves = np.sin(np.linspace(0, 3, 8192)[None, :, None, None] * np.arange(16))
+    query, key = query + 2 * waves, key + 2 * waves
+    return mh.attend(query, key, key, mask=mh.masks.causal())[1]
 
 
 @page("Heads while they train: a line for each head, with a slider over the steps.")
