@@ -235,7 +235,7 @@ def measured(
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
         if own is heads.metrics.loss:
-            _check_targets(subject, next(iter(batches)))
+            own = heads.metrics.loss_of(targets_of(subject, next(iter(batches))))
         return heads.Measured(model, own, params, batches)
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
@@ -247,23 +247,51 @@ def measured(
     return heads.Measured(model, function, params, batches)
 
 
-def _check_targets(subject: Subject, batch: tasks.Example) -> None:
-    """Raises ValueError without targets, or if they are next tokens that it sees."""
+def targets_of(subject: Subject, batch: tasks.Example) -> str:
+    """Says what the targets are; ValueError if there are none that can be learned.
+
+    Next tokens are refused where the model sees them.
+    """
     counted = np.asarray(batch.weights) > 0
     if not counted.any():
         why = "has examples without targets; pass metric= to mh.wrap"
         refuse(subject, "the loss", why)
     tokens, targets = np.asarray(batch.inputs), np.asarray(batch.targets)
-    if batch.decoder_inputs is not None or tokens.shape != targets.shape:
-        return
+    if batch.decoder_inputs is not None:
+        return "the target"
+    if tokens.shape != targets.shape:
+        return "the label" if targets.ndim == 1 else "the labels"
     are_next = np.where(counted[:, :-1], tokens[:, 1:] == targets[:, :-1], True).all()
     if are_next and _sees_next(subject, batch):
         refuse(
             subject,
             "the loss of the next token",
             "sees it: its attention is not causal.\nGive labels, as "
-            'examples={"input_ids": ..., "labels": ...}, or pass metric= to mh.wrap',
+            'examples={"input_ids": ..., "labels": ...}, or pass mask_probability=0.15 '
+            "or metric= to mh.wrap",
         )
+    if are_next:
+        return "the next token"
+    is_hidden = subject.codec.mask_probability is not None
+    return "hidden tokens" if is_hidden else "the labels"
+
+
+def with_loss(
+    subject: Subject, batch: tasks.Example, loss: heads.Metric | None = None
+) -> models.Model:
+    """Returns a wrapped model with the loss to train on.
+
+    This is `loss`, the subject's metric, the loss that a module itself computes from
+    the batch, or the cross-entropy of the targets.
+    """
+    metric = loss or subject.metric or heads.metrics.loss
+    if metric is not heads.metrics.loss:
+        return subject.model._replace(loss=lambda x, example: metric(x.logits, example))
+    run = functools.partial(model_runs.run, subject.model)
+    if jax.eval_shape(run, subject.params, batch).loss is not None:
+        return subject.model._replace(loss=lambda x, _: x.loss)
+    targets_of(subject, batch)
+    return subject.model
 
 
 def _sees_next(subject: Subject, batch: tasks.Example) -> bool:

@@ -3,6 +3,7 @@
 B batch, T positions, D width of features.
 """
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -64,13 +65,24 @@ def batches(
     examples are not changed, and labels stay targets. Only models that know
     lengths get padding: another function gets one text at a time if lengths differ.
     """
+    if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
+        given = list(given)  # it may be gone through only once
+    if parts := _parts_of(subject, given):
+        found = (batches(subject, x, targets=targets, required=required) for x in parts)
+        return [batch for each in found for batch in each]
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
         return [batch]
-    has_labels = isinstance(given, Mapping) and _has_labels(subject.codec, given)
+    has_labels = isinstance(given, Mapping) and (
+        _has_labels(subject.codec, given)
+        or ("labels" in given and subject.codec.takes_labels)
+    )
     if targets and batch.decoder_inputs is None and not has_labels:
+        make = _with_next_tokens
+        if subject.codec.mask_probability is not None:
+            make = _with_hidden_tokens
         try:
-            batch = _with_next_tokens(subject, batch)
+            batch = make(subject, batch)
         except ValueError:
             if required:
                 raise
@@ -79,6 +91,16 @@ def batches(
     if knows_lengths or not is_padded:
         return [batch]
     return [_alone(batch, i) for i in range(len(batch.inputs))]
+
+
+def _parts_of(subject: Subject, given: Any) -> list[Any]:
+    """Lists the inputs of an iterable of mappings, pairs or batches; [] of others."""
+    is_one = isinstance(given, str | tasks.Example) or not isinstance(given, Sequence)
+    if is_one or not given or (subject.codec.has_decoder and isinstance(given, tuple)):
+        return []
+    kinds = Mapping | tasks.Example
+    kinds = kinds | tuple if subject.codec.has_decoder else kinds
+    return list(given) if isinstance(given[0], kinds) else []
 
 
 def _alone(batch: tasks.Example, i: int) -> tasks.Example:
@@ -124,6 +146,24 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
         raise ValueError("examples must have at least two tokens, to predict the next.")
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
+
+
+def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
+    """Hides a share of the tokens, at least one of a text, which become the targets."""
+    codec, tokens = subject.codec, np.array(batch.inputs)
+    are_hidden = np.asarray(model_runs.valid(tokens.shape[1], batch, "")).copy()
+    can_hide = are_hidden & ~np.isin(tokens, codec.special)
+    for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
+        # The text is the seed: its hidden tokens are the same in every batch.
+        seed = np.frombuffer(hashlib.sha256(row[marks].tobytes()).digest(), np.uint32)
+        draws = np.where(free, 1.0, np.inf)
+        draws[marks] *= np.random.default_rng(seed).random(marks.sum())
+        marks[:] = free & (draws <= max(codec.mask_probability or 0.0, draws.min()))
+    return batch._replace(
+        inputs=np.where(are_hidden, codec.mask, tokens),
+        targets=tokens.astype(np.int32),
+        weights=are_hidden.astype(np.float32),
+    )
 
 
 def one(subject: Subject, given: Any) -> tasks.Example:
@@ -220,7 +260,9 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     reads them if its inputs are not given.
     """
     others = {name: np.asarray(x) for name, x in given.items()}
-    labels = others.pop("labels") if _has_labels(codec, given) else None
+    labels = others["labels"] if _has_labels(codec, given) else None
+    if labels is not None and not codec.takes_labels:
+        del others["labels"]
     name = next((name for name in codec.names if name in others), None)
     if name is None:
         names = " or ".join(codec.names)

@@ -43,6 +43,10 @@ class Codec(NamedTuple):
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are shifted by one, as in causal models
+    takes_labels: bool = False  # whether a module computes a loss of its own from them
+    mask: int | None = None  # the token that hides another
+    special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
+    mask_probability: float | None = None  # share of tokens to hide and predict, if any
 
     def check(self, batch: tasks.Example) -> None:
         """Raises ValueError if a wrapped model has no row for a token or position."""
@@ -112,7 +116,16 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     end = getattr(tokenizer, "eos_token_id", None)
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
-    return Codec(encode, decode, label, encode, alone, end_tokens=ends)
+    codec = Codec(encode, decode, label, encode, alone, end_tokens=ends)
+    mask, special = (
+        getattr(tokenizer, name, None) for name in ("mask_token_id", "all_special_ids")
+    )
+    if hasattr(tokenizer, "get_added_tokens_decoder"):  # of tokenizers
+        added = tokenizer.get_added_tokens_decoder().items()
+        special = [token for token, x in added if x.special]
+        masks = map(tokenizer.token_to_id, tokenization.MASKS)
+        mask = next((x for x in masks if x is not None), None)
+    return codec._replace(mask=mask, special=tuple(special or ()))
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -130,7 +143,9 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     alone = functools.partial(tokenization.encoded, tokenizer)
     codec = Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
-    return codec._replace(end_tokens=tokenizer.end_tokens)
+    special = (*tokenizer.before, *tokenizer.after)
+    of = {"end_tokens": tokenizer.end_tokens, "special": special}
+    return codec._replace(mask=tokenizer.mask, **of)
 
 
 def _without_added_space(

@@ -1,7 +1,6 @@
 """`load`, `train` and `wrap`: a subject from a run, weights, a config or a function."""
 
 import functools
-import inspect
 import os
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -10,8 +9,8 @@ import jax
 import numpy as np
 
 from mha_haiku import interop
-from mha_haiku.core import checks, models, sites
-from mha_haiku.interop import sources, torch_modules
+from mha_haiku.core import arguments, checks, models, sites
+from mha_haiku.interop import jax_modules, sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import (
     computation,
@@ -147,34 +146,42 @@ def wrap(
     *,
     metric: heads.Metric | None = None,
     examples: Any = None,
+    mask_probability: float | None = None,
     name: str = "",
 ) -> Subject:
-    """Wraps any JAX function, or any PyTorch module, as a subject.
+    """Wraps any JAX function, or a module of PyTorch, Flax or Equinox, as a subject.
 
-    A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
-    Its inputs are its first argument, a mapping of its keywords or, for an
-    encoder-decoder of transformers, a pair of source and target. A mapping may call a
-    function's inputs "inputs", whatever their own name. `labels` in a mapping are the
-    targets as in transformers: -100 does not count, and they are shifted by one
-    position if the model predicts the next token, as functions are assumed to do.
+    Sites of a module are named after its submodules. A PyTorch module runs in JAX by
+    torchax; a module of Equinox takes one example, and is mapped over batches. Inputs
+    are its first argument, a mapping of its keywords or, for an encoder-decoder of
+    transformers, a pair of source and target. A mapping may call a function's inputs
+    "inputs", whatever their own name. `labels` in a mapping are the targets as in
+    transformers: -100 does not count, and they are shifted by one position if the model
+    predicts the next token, as functions are assumed to do.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
-        keyword `lengths`, where examples have lengths. Without dropout. Or a
-        `torch.nn.Module`, which is not changed.
-      params: Parameters of the function; a module has them itself.
+        keyword `lengths`, where examples have lengths, and in training a key `rng`, if
+        it takes one. Or a module of PyTorch, NNX or Equinox, or a bound one of Linen,
+        which is not changed.
+      params: Parameters of the function, or variables of a module of Linen that is not
+        bound; other modules have them themselves.
       tokenizer: An object with `encode(text)` and `decode(tokens)`, such as the
         tokenizer of `interop.load` or of transformers; None if inputs are arrays.
       metric: A function from logits and examples to a number per example, the lower the
         better. Defaults to the loss of the targets.
       examples: Examples to measure importance and roles on: batches of examples, texts,
         whose next tokens are the targets, or a list of other inputs.
+      mask_probability: Share of the tokens that are hidden behind the tokenizer's mask
+        token and become the targets, instead of the next tokens; at least one of a
+        text, and the same ones each time.
       name: Name of the subject. Defaults to the function's name.
 
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If function is neither, or the tokenizer lacks `encode` or `decode`.
-      ValueError: If parameters are given for a PyTorch module.
+      ValueError: If parameters are given for a module that has its own, or
+        `mask_probability` without a mask token.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -185,6 +192,12 @@ def wrap(
       (1, 3, 7)
     """
     codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
+    fixed: tuple[str, ...] = ()
+    if mask_probability is not None:
+        checks.share("mask_probability", mask_probability)
+        if codec.mask is None:
+            raise ValueError("mask_probability needs a tokenizer with a mask token.")
+        codec = codec._replace(mask_probability=mask_probability)
     if torch_modules.is_module(function):
         if params is not None:
             raise ValueError(
@@ -192,19 +205,21 @@ def wrap(
                 f"{type(params).__name__}; a tokenizer is given by tokenizer=."
             )
         module = torch_modules.convert(function)
-        function, params = module.function, module.params
-        read = {name: getattr(module, name) for name in module._fields[2:]}
+        function, params, fixed = module.function, module.params, module.fixed
+        read = {name: getattr(module, name) for name in module._fields[2:-1]}
         read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name
     elif not is_function:
         raise TypeError(
             "function must be a function from parameters and inputs to logits, or a "
-            f"torch.nn.Module, got {type(function).__name__}."
+            f"module of PyTorch, Flax or Equinox, got {type(function).__name__}."
         )
     else:
+        if jax_modules.is_module(function):
+            function, params, fixed = jax_modules.convert(function, params)
         codec = codec._replace(names=_names_of_inputs(function))
-    parameters = _parameters(function)
+    parameters = arguments.parameters_of(function)
     has_others = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     takes_lengths = has_others or "lengths" in parameters
     codec = codec._replace(knows_lengths=takes_lengths, parameters=tuple(parameters))
@@ -233,6 +248,7 @@ def wrap(
         name or model.description,
         codec=codec,
         metric=metric or heads.metrics.loss,
+        fixed=fixed,
     )
     if examples is None:
         return subject
@@ -254,19 +270,11 @@ def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
     return conversion.batches(subject, given, targets=are_tokens, required=required)
 
 
-def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function by name; any if they are not known."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some built-in functions have none
-        return inspect.signature(lambda *_, **given: given).parameters
-
-
 def _names_of_inputs(function: Callable) -> tuple[str, ...]:
     """Lists what a mapping may call the inputs, which come after the parameters."""
     by_place = [
         name
-        for name, x in _parameters(function).items()
+        for name, x in arguments.parameters_of(function).items()
         if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]
     return tuple(dict.fromkeys(["inputs", *by_place[1:2]]))

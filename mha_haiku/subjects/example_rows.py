@@ -45,6 +45,44 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     return [*batches[:last], taken(batches[last], slice(kept))]
 
 
+def padded(
+    batches: Sequence[tasks.Example], *, with_lengths: bool
+) -> list[tasks.Example]:
+    """Fills batches up to one length with zeros that do not count, and sets lengths."""
+    of = [x._replace(decoder_inputs=x.inputs[:, :0]) for x in batches]
+    of = [
+        y if x.decoder_inputs is None else x for x, y in zip(batches, of, strict=True)
+    ]
+    sides = ("inputs", "decoder_inputs")
+    longest = [max(np.shape(getattr(x, side))[1] for x in of) for side in sides]
+
+    def filled(batch: tasks.Example) -> tasks.Example:
+        has_decoder, found = batch.decoder_inputs is not None, {}
+        arrays = {**batch._asdict(), **(batch.others or {})}
+        for name, x in arrays.items():
+            of_targets = name in ("targets", "weights", "labels")
+            is_decoder = name.startswith("decoder_") or (of_targets and has_decoder)
+            side = batch.decoder_inputs if is_decoder else batch.inputs
+            own = 0 if side is None else np.shape(side)[1]
+            if np.ndim(x) > 1 and np.shape(x)[:2] == (len(batch.inputs), own):
+                widths = [(0, 0)] * np.ndim(x)
+                widths[1] = 0, longest[is_decoder] - own
+                x = np.pad(x, widths, constant_values=-100 if name == "labels" else 0)
+            elif with_lengths and x is None and name.endswith("lengths"):
+                x = np.full(len(batch.inputs), own, np.int32) if own else None
+            found[name] = x
+        others = {name: found.pop(name) for name in batch.others or {}}
+        return tasks.Example(**found | {"others": others or None})
+
+    same = (
+        [np.shape(x.inputs)[1] for x in batches],
+        [x.lengths is None for x in batches],
+    )
+    return (
+        list(map(filled, batches)) if any(len({*x}) > 1 for x in same) else [*batches]
+    )
+
+
 def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
     """Makes one batch of several, whose examples must be alike."""
     counts = [len(batch.inputs) for batch in batches]

@@ -60,6 +60,7 @@ class Subject:
     metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
+    fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None

@@ -3,6 +3,7 @@
 `steps` are the steps of the whole run.
 """
 
+import fnmatch
 from typing import Any
 
 import jax
@@ -12,7 +13,7 @@ import optax
 from mha_haiku.core import checks, fields, models, modules
 from mha_haiku.core.fields import Section, field
 
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "optax")  # the last is an object from Python
 
 
 class OptimizerConfig(Section, path="config.optimizer"):
@@ -50,8 +51,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     frozen: str = field(
         "",
-        "modules that are not trained, with commas between, such as "
-        "embedding,encoder/layer_0 (encoder: all its layers); empty: none",
+        "modules or parameters that are not trained, with commas between, such as "
+        "embedding,encoder/layer_0 (encoder: all its layers) or *bias; empty: none",
     )
 
 
@@ -73,8 +74,13 @@ def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, decay], [warmup_steps])
 
 
-def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """Makes the optimizer that the config describes.
+def make(
+    config: OptimizerConfig,
+    *,
+    steps: int,
+    own: optax.GradientTransformation | None = None,
+) -> optax.GradientTransformation:
+    """Makes the optimizer that the config describes, or freezes parameters for `own`.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters do not change and have no
@@ -83,7 +89,15 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
     """
     learning_rate = schedule(config, steps=steps)
-    if config.name == "sgd":
+    if config.name == "optax":
+        if own is None:
+            raise checks.ConfigError(
+                "config.optimizer.name 'optax' is an optimizer from Python, as in "
+                "subject.train(workdir, optimizer=optax.adam(1e-3)), which must be "
+                "passed again."
+            )
+        optimizer = own
+    elif config.name == "sgd":
         optimizer = optax.chain(
             optax.trace(config.momentum) if config.momentum else optax.identity(),
             optax.add_decayed_weights(config.weight_decay, is_decayed),
@@ -97,7 +111,7 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
             weight_decay=config.weight_decay,
             mask=is_decayed,
         )
-    if config.clip_norm is not None:
+    if config.clip_norm is not None and own is None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     if not config.frozen:
         return optimizer
@@ -124,26 +138,30 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 
 
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
-    """Makes a tree like `params`, True where `config.frozen` names the module.
+    """Makes a tree like `params`, True where a pattern of `config.frozen` fits.
 
-    ConfigError if a name is not a module, or no parameter is left to train.
+    It fits a module, all that is in it, or one parameter. ConfigError if a pattern fits
+    nothing, or no parameter is left to train.
     """
-    names = [name.strip().strip("/") for name in config.frozen.split(",")]
+    patterns = [name.strip().strip("/") for name in config.frozen.split(",")]
 
-    def is_in(module: str, name: str) -> bool:
-        return f"{module}/".startswith(f"{name}/")
+    def is_in(name: str, pattern: str) -> bool:
+        # Parts of names end with a slash, or in PyTorch with a point.
+        name, pattern = (x.replace(".", "/") for x in (name, pattern))
+        return fnmatch.fnmatchcase(f"{name}/", f"{pattern}/*")
 
-    for name in names:
-        if not any(is_in(module, name) for module in params):
-            shown = sorted({"/".join(module.split("/")[:2]) for module in params})
+    modules_of = {name.rpartition(".")[0] or name for name in params}
+    for pattern in patterns:
+        if not any(is_in(name, pattern) for name in params):
+            cut = {"/".join(name.split("/")[:2]) for name in modules_of}
             raise checks.ConfigError(
                 "config.optimizer.frozen must name modules of the model, got "
-                f"{name!r}.\nIt has {', '.join(shown)}."
+                f"{pattern!r}.\nIt has {checks.listed(sorted(cut), 8)}."
             )
-    frozen = {
-        module: dict.fromkeys(leaves, any(is_in(module, name) for name in names))
-        for module, leaves in params.items()
-    }
+    frozen: dict[str, Any] = {}
+    for name, leaves in params.items():
+        fits = any(is_in(name, pattern) for pattern in patterns)
+        frozen[name] = dict.fromkeys(leaves, fits) if isinstance(leaves, dict) else fits
     if all(jax.tree.leaves(frozen)):
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "

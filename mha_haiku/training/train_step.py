@@ -87,7 +87,12 @@ def loss_sums(
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
     logits: Any = output.logits  # never None: see `configuration.validate_for_task`
     correct, targets = task.correct(logits, example), (example.targets, example.weights)
-    return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
+    if model.loss is None:
+        return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
+    value = model.loss(output, example).astype(jnp.float32)
+    weights = example.weights.reshape(len(example.weights), -1).sum(1)
+    right = jnp.where(correct, example.weights, 0).sum()
+    return losses.Sums((value * weights).sum(), right, weights.sum())
 
 
 def gradients(

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.core import models
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
@@ -27,8 +28,8 @@ class TorchModule(NamedTuple):
     """A PyTorch module as a JAX function."""
 
     # A function of params and inputs `[B, ...]`, by keyword `lengths`,
-    # `decoder_inputs`, `decoder_lengths` and other arguments of the module; returns its
-    # first result.
+    # `decoder_inputs`, `decoder_lengths`, in training `rng`, and other arguments of the
+    # module; returns its first result, or an `Output` if it also gives a loss.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
@@ -40,6 +41,8 @@ class TorchModule(NamedTuple):
     end_tokens: tuple[int, ...]  # those that end a text
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
+    takes_labels: bool  # by keyword, for a loss of its own
+    fixed: tuple[str, ...]  # names of tensors that are not trained, such as buffers
 
     @property
     def name(self) -> str:
@@ -70,6 +73,7 @@ def convert(module: Any) -> TorchModule:
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main = getattr(module, "main_input_name", None) or first or _TOKENS
     _name_parts(module)
+    trained = list(module.named_parameters())
     params, run = _as_function(module, torch_environment)
 
     def forward(
@@ -77,6 +81,7 @@ def convert(module: Any) -> TorchModule:
         inputs: jax.Array | np.ndarray,
         *,
         lengths: jax.Array | np.ndarray | None = None,
+        rng: jax.Array | None = None,
         **given: Any,
     ):
         side = {"": (inputs, lengths)}
@@ -108,7 +113,7 @@ def convert(module: Any) -> TorchModule:
             )
             # Its name may be no keyword.
             args = (given.pop(main),) if main in given and main == first else ()
-            return run(params, args, given)
+            return run(params, args, given, rng)
 
     forward.__name__ = f"{type(module).__name__} of PyTorch"
     of_model, of_text = (
@@ -130,6 +135,8 @@ def convert(module: Any) -> TorchModule:
             module_facts.num_tokens(module),
             module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
         ),
+        "labels" in known,
+        tuple(params.keys() - {x for x, y in trained if y.requires_grad}),
     )
 
 
@@ -174,12 +181,22 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
-    def run(params: Mapping[str, jax.Array], args: tuple, given: dict[str, Any]):
-        with torch_environment, attention_function.replaced():
+    def run(
+        params: Mapping[str, jax.Array],
+        args: tuple,
+        given: dict[str, Any],
+        rng: jax.Array | None,
+    ):
+        module.train(rng is not None)  # a copy, which only this function runs
+        options = {} if rng is None else {"prng": rng}
+        seeded = torch_environment.override_property(**options)
+        with torch_environment, seeded, attention_function.replaced():
             found = torch.func.functional_call(
                 module, *torch_environment.j2t_iso((dict(params), args, given))
             )
-        return torch_environment.t2j_iso(_first(found))
+        loss = torch_environment.t2j_iso(_loss(found))
+        first = torch_environment.t2j_iso(_first(found))
+        return first if loss is None else models.Output(first, (), loss=loss)
 
     return torch_environment.t2j_copy(tensors), run
 
@@ -214,8 +231,28 @@ def _scoped(function: Callable, name: str) -> Callable:
 def _first(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
-    Dataclasses and named tuples are searched by field name, as mappings are; None is
-    skipped.
+    A loss is only taken where there is nothing else; None is skipped.
+    """
+    values = _values(output)
+    if values is None:
+        return output
+    loss = _loss(output)
+    others = [x for x in values.values() if x is not loss]
+    return _first(values.get("logits", next(iter(others), loss)))
+
+
+def _loss(output: Any) -> Any:
+    """Takes the loss out of a module's result: a single number; or None."""
+    values = _values(output) or {}
+    numbers = [x for x in values.values() if getattr(x, "ndim", None) == 0]
+    loss = values.get("loss", numbers[0] if numbers else None)
+    return loss if getattr(loss, "ndim", None) == 0 else None
+
+
+def _values(output: Any) -> dict[Any, Any] | None:
+    """Lists the parts of a module's result that are not None; None of a tensor.
+
+    Dataclasses and named tuples are searched by field name, as mappings are.
     """
     names = getattr(output, "_fields", None)
     if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
@@ -225,6 +262,5 @@ def _first(output: Any) -> Any:
     if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     if not isinstance(output, Mapping):
-        return output
-    values = {name: x for name, x in output.items() if x is not None}
-    return _first(values.get("logits", next(iter(values.values()), None)))
+        return None
+    return {name: x for name, x in output.items() if x is not None}

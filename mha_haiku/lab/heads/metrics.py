@@ -4,6 +4,7 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 `[B, C]` for one per example. Targets of weight 0 do not count.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -38,6 +39,8 @@ def named(metric: Metric) -> tuple[str, str]:
     if not name.isidentifier():  # a lambda or an object
         return "metric", "units of the metric"
     is_ours = getattr(metric, "__module__", "") == __name__
+    if is_ours and name.startswith("loss_of_"):
+        return name.replace("_", " "), _UNITS["loss"]
     return name, (_UNITS if is_ours else {}).get(name, f"units of {name}")
 
 
@@ -45,6 +48,17 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
     entropies = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
+
+
+@functools.cache  # programs are kept by their metric
+def loss_of(what: str) -> Metric:
+    """Makes the metric `loss` with a name for its targets, as "the next token"."""
+
+    def named_loss(logits: Array, example: tasks.Example) -> Array:
+        return loss(logits, example)
+
+    named_loss.__name__ = f"loss_of_{what.replace(' ', '_')}"
+    return named_loss
 
 
 def mistakes(correct: Correct | None = None) -> Metric:

@@ -23,10 +23,17 @@ from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
     check_task,
+    has_task,
+    parts_of,
     refuse,
     verb,
 )
-from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
+from mha_haiku.subjects.verbs import (
+    prune_sweep,
+    pruned_models,
+    saved_models,
+    wrapped_runs,
+)
 from mha_haiku.training import devices, optimizers, train_step
 from mha_haiku.training.runs import files, folders, loop
 
@@ -62,8 +69,8 @@ def fit_gates(
     """
     config = subject.config.optimizer
     model = optimizers.without_frozen(subject.model, config)
-    parts = models.heads_of_layers(subject.config.model)
-    names = [f"{part.path}/heads" for part in parts]
+    parts = parts_of(subject)
+    names = [f"{part.path}/heads".removeprefix("/") for part in parts]
 
     def apply(
         params: Any,
@@ -116,7 +123,7 @@ def fit_gates(
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
-        models.Model(subject.model.init, apply),
+        subject.model._replace(apply=apply),
         subject.task,
         optimizer,
         batch_size=subject.config.training.batch_size,
@@ -151,6 +158,7 @@ def learn_gates(
     steps: int = 500,
     tuning_steps: int = 500,
     scratch: bool = True,
+    examples: Any = None,
 ) -> prune_sweep.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
@@ -159,7 +167,8 @@ def learn_gates(
     model of the same architecture, trained from scratch for as many steps as the run,
     the gates and the tuning took together, becomes the run `out/scratch`, unless the
     run was pretrained or started from another one. Points are in this order, after the
-    run itself. The same call resumes an interrupted one.
+    run itself. The same call resumes an interrupted one. Of a wrapped model, only the
+    pruned one becomes a run; its open gates stay in its program.
 
     Args:
       subject: The run.
@@ -168,6 +177,7 @@ def learn_gates(
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
       scratch: Whether to train the same model from scratch too.
+      examples: Of a wrapped model, as in `train`.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -177,6 +187,9 @@ def learn_gates(
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)
         checks.positive_integer("tuning_steps", tuning_steps)
+    if not has_task(subject):
+        how = {"penalty": penalty, "steps": steps, "tuning_steps": tuning_steps}
+        return _of_wrapped(subject, out, examples, **how)
     if "loss" not in subject.task.metrics:
         raise ConfigError(
             "Gates are learned by a loss, and the task "
@@ -207,6 +220,42 @@ def learn_gates(
     points = prune_sweep.points(list(by_name.values()), list(by_name))
     title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
     return prune_sweep.Pruned(title, pruned, points)
+
+
+def _of_wrapped(
+    subject: Subject,
+    out: str | os.PathLike | None,
+    examples: Any,
+    *,
+    penalty: float,
+    steps: int,
+    tuning_steps: int,
+) -> prune_sweep.Pruned:
+    """Learns gates of a wrapped model; the arguments are those of `learn_gates`."""
+    if out is None:
+        refuse(subject, "learn_gates", "has no folder; give out")
+    begun = wrapped_runs.begin(subject, examples, steps=steps)
+    learned = fit_gates(begun, penalty=penalty, steps=steps)
+    keep = [np.flatnonzero(row).tolist() for row in learned.gates]
+    names = [f"{x.path}/heads".removeprefix("/") for x in parts_of(begun)]
+    on = edits.on_parts(names, learned.gates, edits.gated)
+    gated = wrapped_runs.edited(subject, on).replace(
+        params=wrapped_runs.merged(subject.params, learned.params)
+    )
+    pruned = pruned_models.without_heads(gated, keep)
+    tuned = wrapped_runs.train(
+        pruned, Path(out) / "pruned", steps=tuning_steps, examples=examples
+    )
+    by_name = {
+        "the model": subject,
+        "pruned by gates, before tuning": pruned,
+        "pruned and tuned": tuned,
+    }
+    points = prune_sweep.points(
+        list(by_name.values()), list(by_name), examples=tuned.batches
+    )
+    title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
+    return prune_sweep.Pruned(title, tuned, points)
 
 
 def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:

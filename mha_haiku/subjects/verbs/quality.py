@@ -3,25 +3,65 @@
 N examples, D width of the vectors of sentences.
 """
 
+from typing import Any
+
 import jax
 import numpy as np
 
 from mha_haiku.lab import heads
 from mha_haiku.subjects import computation
-from mha_haiku.subjects.subject import RunSubject, Subject, check_task, verb
-from mha_haiku.training import devices, evaluation, tasks
+from mha_haiku.subjects.subject import (
+    EXAMPLES,
+    RunSubject,
+    Subject,
+    check_task,
+    has_task,
+    verb,
+)
+from mha_haiku.training import devices, evaluation, losses, tasks, train_step
 
 
 @verb
-def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
-    """Measures loss and accuracy on held-out examples, over all queries.
+def metrics(
+    subject: Subject, whole: Subject | None = None, *, examples: Any = None
+) -> dict[str, float]:
+    """Measures loss and accuracy on held-out or other examples, over all queries.
 
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
-    the share of examples whose nearest other example stays the same.
+    the share of examples whose nearest other example stays the same. A wrapped model
+    has its metric, the loss that its module computes, or the loss of the targets, and
+    without targets no accuracy.
+
+    Args:
+      subject: The model.
+      whole: The model to measure the drift from; by default this one.
+      examples: Examples as in `importance`; default: a task's held-out ones, or all
+        examples of a wrapped model.
     """
-    subject = check_task(subject, "metrics")
+    if not has_task(subject) or examples is not None:
+        default = subject.batches or EXAMPLES
+        return _on(subject, default if examples is None else examples)
     vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
     return held_out(subject, vectors)
+
+
+def _on(subject: Subject, examples: Any) -> dict[str, float]:
+    """Measures a subject on batches."""
+    batches = computation.batches_of(subject, examples)
+    model, task = subject.model, subject.task or tasks.Wrapped
+    if not has_task(subject):
+        model = computation.with_loss(subject, next(iter(batches)))
+
+    @jax.jit
+    def sums(params: Any, batch: tasks.Example) -> losses.Sums:
+        given: Any = model, task, params, None, batch
+        return train_step.loss_sums(*given, is_training=False)
+
+    if not (has_targets := any(np.any(batch.weights) for batch in batches)):
+        batches = [tasks.without_targets(batch) for batch in batches]
+    parts = [sums(subject.params, batch) for batch in batches]
+    found = evaluation.means(jax.tree.map(lambda *x: sum(x), *parts))
+    return found if has_targets else {"loss": found["loss"]}
 
 
 def held_out(

@@ -122,6 +122,13 @@ class RunConfig(Section, path="config"):
             changes[key] = section.replace(**{**kept, **changes.get(key, {})})
         return super().replace(**changes)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns all values; without a model where the run's is not described."""
+        values = super().to_json()
+        if self.task.name == tasks.WRAPPED:
+            del values["model"]
+        return values
+
 
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Makes the config of a run with the default of every field.

@@ -142,6 +142,12 @@ def load_run(
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
             )
+        if config.task.name == tasks.WRAPPED:
+            raise ConfigError(
+                f"The run in {folder.root} trained {config.task.of}, which a folder "
+                "cannot make again.\nWrap it, and call "
+                f"mh.wrap(...).train({str(workdir)!r}) to resume or open the run."
+            )
         stored = checkpoints.read(folder.checkpoints, step)
         return {
             "config": config.to_json(),

@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -87,6 +88,8 @@ def train(
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    model: models.Model | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Summary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
@@ -102,6 +105,9 @@ def train(
         differs from the run's.
       observers: Observers of the run; the same on all processes.
       devices: The devices that divide the work. Defaults to all of all processes.
+      model: The model, instead of the one that `config.model` describes; the folder
+        must hold its parameters, see `folders.write_run`.
+      optimizer: The optimizer of a config whose `optimizer.name` is "optax".
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
@@ -136,8 +142,11 @@ def train(
             return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
         task = _make_task(config, content, kept, override_config)
+        if model is None:
+            configuration.validate_for_task(config, task)
         progress.say(f"{task.name}: compiling")
         state = {name: content[name] for name in ("arrays", "window")}
+        state |= {"model": model, "optimizer": optimizer}
         trainer = trainers.Trainer(config, task, placement, **state)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
@@ -257,7 +266,6 @@ def _make_task(
         kept = passed
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
-    configuration.validate_for_task(config, task)
     return task
 
 
@@ -300,7 +308,8 @@ class _Record:
     def report(self, metrics: dict[str, float]) -> None:
         step, rate = self._trainer.step, self._trainer.learning_rate()
         now, steps = time.perf_counter(), self._trainer.config.training.steps
-        more = {"learning_rate": rate, "seconds": round(now - self._began, 3)}
+        more = {} if rate is None else {"learning_rate": rate}
+        more["seconds"] = round(now - self._began, 3)
         self._log.append({"step": step, **metrics, **more})
         share = (step - self._start) / (steps - self._start)
         task = self._trainer.task

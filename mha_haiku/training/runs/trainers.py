@@ -7,8 +7,9 @@ from typing import Any
 
 import jax
 import numpy as np
+import optax
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.training import (
     devices,
     evaluation,
@@ -70,7 +71,7 @@ class Trainer:
     """Takes steps and evaluates; `loop.py` decides when.
 
     It starts from the arrays of a checkpoint, or else from the seed, and continues the
-    sums of `window`.
+    sums of `window`. A model and an optimizer that a config cannot describe are passed.
     """
 
     def __init__(
@@ -81,12 +82,16 @@ class Trainer:
         *,
         arrays: checkpoints.Arrays | None = None,
         window: Mapping[str, float] | None = None,
+        model: models.Model | None = None,
+        optimizer: optax.GradientTransformation | None = None,
     ):
         began = time.perf_counter()
         training = config.training
         self.config, self.task, self.placement = config, task, placement
-        model = folders.make_model(config.model, task, placement)
-        transformation = optimizers.make(config.optimizer, steps=training.steps)
+        model = model or folders.make_model(config.model, task, placement)
+        transformation = optimizers.make(
+            config.optimizer, steps=training.steps, own=optimizer
+        )
         dispatch = train_step.make_dispatch(
             optimizers.without_frozen(model, config.optimizer),
             task,
@@ -180,8 +185,12 @@ class Trainer:
                 self.failure = f"The held-out loss is not finite at step {self.step}"
                 return metrics
             metrics |= {f"held_out_{name}": value for name, value in means.items()}
+        if "accuracy" not in self.task.metrics:
+            metrics = {x: y for x, y in metrics.items() if not x.endswith("accuracy")}
         return metrics
 
-    def learning_rate(self) -> float:
-        """Computes the learning rate of the last step."""
+    def learning_rate(self) -> float | None:
+        """Computes the learning rate of the last step, if the config says it."""
+        if self.config.optimizer.name == "optax":
+            return None
         return float(self._schedule(np.int32(max(self.step - 1, 0))))

@@ -13,7 +13,14 @@ from mha_haiku.training.tasks import (
     uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
-from mha_haiku.training.tasks.own_data import from_arrays, from_examples
+from mha_haiku.training.tasks.own_data import (
+    WRAPPED,
+    Wrapped,
+    from_arrays,
+    from_batch,
+    from_examples,
+    without_targets,
+)
 from mha_haiku.training.tasks.task_files import (
     check,
     digest,
@@ -24,11 +31,14 @@ __all__ = [
     "Example",
     "Kept",
     "Task",
+    "WRAPPED",
+    "Wrapped",
     "batch",
     "check",
     "digest",
     "executes",
     "from_arrays",
+    "from_batch",
     "from_examples",
     "from_file",
     "from_text",
@@ -38,6 +48,7 @@ __all__ = [
     "of_name",
     "options",
     "register",
+    "without_targets",
 ]
 
 _TASKS = {

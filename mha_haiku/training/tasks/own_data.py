@@ -5,6 +5,7 @@ keeps the data in its folder, so that it is read and resumed like any other.
 """
 
 import dataclasses
+import functools
 import json
 from collections.abc import Iterable
 from typing import Any, ClassVar
@@ -22,6 +23,8 @@ from mha_haiku.training.tasks import (
 )
 
 _PLACES = "places"
+_OTHERS = "others."
+WRAPPED = "wrapped"  # the task of a run whose model is not described
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -135,7 +138,86 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
         return self._data.targets.shape[1]
 
 
-TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wrapped(_Held):
+    """Examples of a wrapped function or module, which the run's folder does not hold.
+
+    Metric: the loss that trains it, and the accuracy if there are targets. Baseline:
+    see `DataTask.baseline`.
+    """
+
+    name: ClassVar[str] = WRAPPED
+    of: str = fields.field("", "the function or module that is trained")
+    sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
+    num_tokens = None
+
+    @property
+    def metrics(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return ("loss", "accuracy") if "targets" in self._arrays else ("loss",)
+
+    @property
+    def num_classes(self) -> int:
+        return int(self._arrays["targets"].max()) + 1
+
+    @property
+    def _data(self) -> base.Example:
+        found = dict(self._arrays)
+        del found[_PLACES]
+        others = {x: found.pop(x) for x in list(found) if x.startswith(_OTHERS)}
+        named = {name.removeprefix(_OTHERS): x for name, x in others.items()}
+        found |= {"others": named or None}
+        if "targets" in found:
+            return base.Example(**found)
+        return without_targets(base.Example(targets=(), weights=(), **found))
+
+    @staticmethod
+    def correct(logits: Any, example: base.Example) -> Any:
+        if logits.shape[:-1] != example.targets.shape:  # there are no classes
+            return jnp.zeros(example.targets.shape, bool)
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
+
+    def _counts(self, part: base.Example) -> np.ndarray:
+        classes, weights = part.targets.ravel(), part.weights.ravel()
+        return np.bincount(classes, weights, minlength=self.num_classes)
+
+    @functools.cached_property
+    def baseline(self) -> dict[str, float]:
+        return super().baseline if "targets" in self._arrays else {}
+
+
+TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs, Wrapped)}
+
+
+def without_targets(batch: base.Example) -> base.Example:
+    """Makes one target of each example of a batch count, for a loss without targets."""
+    count = len(batch.inputs)
+    weights = np.ones(count, np.float32)
+    return batch._replace(targets=np.zeros(count, np.int32), weights=weights)
+
+
+def from_batch(batch: base.Example, of: str, held_out_fraction: float = 0.1) -> Wrapped:
+    """Makes the task to train a wrapped model, named by `of`, on a batch of examples.
+
+    Equal inputs are in the same part, and at least one example is held out.
+    """
+    given = batch._asdict() | {
+        f"{_OTHERS}{name}": x for name, x in (batch.others or {}).items()
+    }
+    del given["others"]
+    arrays = {name: np.asarray(x) for name, x in given.items() if x is not None}
+    if not arrays["weights"].any():
+        del arrays["targets"], arrays["weights"]
+    places = [sampling.place(row.tobytes()) for row in arrays["inputs"]]
+    _, ranks = np.unique(places, return_inverse=True)
+    arrays[_PLACES] = ranks / (ranks.max() + 1)
+    kept = base.Kept(arrays=arrays)
+    return Wrapped(
+        kept=kept,
+        of=of,
+        sequence_length=batch.inputs.shape[1],
+        held_out_fraction=held_out_fraction,
+        sha256=base.digest(kept),
+    )
 
 
 def from_arrays(

@@ -1,0 +1,139 @@
+"""Wrapped functions are measured and trained, as runs that resume."""
+
+import signal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import mha_haiku as mh
+from mha_haiku import tasks
+from mha_haiku.core.checks import ConfigError
+from mha_haiku.training import train_step
+from mha_haiku.training.runs import trainers
+
+D, H, V, N, T = 6, 2, 7, 12, 5
+ROWS = np.random.default_rng(0).integers(0, V, (N, T))
+
+
+def causal(params, tokens, *, rng=None):
+    """Predicts the next token, in training with dropout of all that heads write."""
+    x = params["embedding"][tokens]
+    with jax.named_scope("layer"):
+        split = lambda w: (x @ w).reshape(*x.shape[:2], H, -1)  # noqa: E731
+        heads = mh.attend(*map(split, params["qkv"]), mask=mh.masks.causal())[0]
+        heads = heads.reshape(x.shape)
+    if rng is not None:
+        heads = heads * jax.random.bernoulli(rng, 0.5, heads.shape) * 2
+    return (x + heads) @ params["embedding"].T
+
+
+@pytest.fixture(scope="module")
+def params():
+    rng = np.random.default_rng(1)
+    draw = lambda *shape: jnp.float32(rng.normal(size=shape))  # noqa: E731
+    # The last is no parameter.
+    return {"embedding": draw(V, D), "qkv": [draw(D, D) for _ in range(3)], "n": 3}
+
+
+@pytest.fixture(scope="module")
+def trained(params, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("trained") / "run"
+    subject = mh.wrap(causal, params, examples=ROWS)
+    return subject.train(folder, steps=20, optimizer=optax.sgd(0.1), freeze="qkv.1")
+
+
+def test_a_run_has_what_ours_have_and_frozen_parameters_stay(trained, params):
+    root = trained.folder.root
+    names = {"config.json", "metrics.jsonl", "summary.json", "checkpoints", "data.npz"}
+    assert names < {x.name for x in root.iterdir()}
+    assert "step 20" in mh.show(root).html  # its maps
+    whole = mh.wrap(causal, params)
+    changed = jax.tree.map(
+        lambda x, y: bool((x != y).any()), trained.params, whole.params
+    )
+    assert changed == {"embedding": True, "qkv": [True, False, True], "n": None}
+    assert len(trained.examples(N).inputs) == 2  # held out of twelve
+    before = whole.metrics(examples=ROWS)
+    assert trained.metrics(examples=ROWS)["loss"] < before["loss"] - 0.1
+
+
+def test_steps_are_those_of_optax_on_the_batches_of_the_loop(params, tmp_path):
+    rows = ({"tokens": row[None]} for row in ROWS)
+    subject = mh.wrap(lambda params, tokens: causal(params, tokens), params)
+    found = subject.train(
+        tmp_path / "run",
+        steps=3,
+        examples=rows,
+        optimizer=optax.adam(0.1),
+        batch_size=4,
+    )
+    batch = subject.measured(ROWS).batches[0]
+    data = tasks.from_batch(batch, "").train_data
+    floats = {name: params[name] for name in ("embedding", "qkv")}
+    optimizer = optax.adam(0.1)
+    state = optimizer.init(floats)
+
+    def loss(floats, example):
+        logs = jax.nn.log_softmax(causal(floats, example.inputs)[:, :-1])
+        return -jnp.take_along_axis(logs, example.inputs[:, 1:, None], 2).mean()
+
+    for step in range(3):
+        key = jax.random.fold_in(train_step.stream(0, "data"), step)
+        example = tasks.batch(tasks.from_batch(batch, ""), key, data, jnp.arange(4))
+        updates, state = optimizer.update(jax.grad(loss)(floats, example), state)
+        floats = optax.apply_updates(floats, updates)
+    for name, value in floats.items():
+        jax.tree.map(
+            lambda x, y: np.testing.assert_allclose(x, y, 1e-3, 1e-5),
+            found.params[name],
+            value,
+        )
+
+
+@pytest.mark.slow
+def test_an_interrupted_run_resumes_bit_for_bit(trained, params, tmp_path, monkeypatch):
+    subject, folder = mh.wrap(causal, params, examples=ROWS), tmp_path / "run"
+    how = {"optimizer": optax.sgd(0.1), "freeze": "qkv.1"}
+    take_steps = trainers.Trainer.take_steps
+
+    def interrupted(self, stop):
+        take_steps(self, stop)
+        signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(trainers.Trainer, "take_steps", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            subject.train(folder, steps=20, **how)
+    with pytest.raises(ConfigError, match="an optimizer from Python"):
+        subject.train(folder)
+    found = subject.train(folder, optimizer=how["optimizer"])
+    assert found.step == 20
+    jax.tree.map(np.testing.assert_array_equal, found.params, trained.params)
+
+
+def test_what_cannot_be_trained_or_opened_is_refused_in_two_lines(trained, params):
+    subject, root = mh.wrap(causal, params), trained.folder.root
+    for call, words in (
+        (
+            lambda: mh.load(root),
+            r"trained causal, which a folder.*\n.*mh.wrap\(...\).train",
+        ),
+        (
+            lambda: subject.train(root / "new"),
+            "steps must be set as the folder holds no",
+        ),
+        (lambda: subject.train(root / "new", steps=1), "no examples to train on"),
+        (lambda: trained.train(root / "new", steps=1), "no examples to train on"),
+        (lambda: subject.train(root, steps=3, examples=ROWS), "holds a run; give"),
+        (
+            lambda: subject.train(root / "new", steps=1, examples=ROWS, freeze="w"),
+            "got 'w'",
+        ),
+        (lambda: subject.train(root / "new", steps=1, examples=ROWS[:1]), "both parts"),
+    ):
+        with pytest.raises(ValueError, match=words) as refusal:
+            call()
+        assert len(str(refusal.value).splitlines()) <= 2
