@@ -49,7 +49,9 @@ if TYPE_CHECKING:
     from mha_haiku.records.map_set import MapSet
     from mha_haiku.subjects import Subject, load, train, verb, wrap
     from mha_haiku.subjects import verbs as studies
+    from mha_haiku.subjects.monitors import monitor
     from mha_haiku.subjects.pictures import plot, show
+    from mha_haiku.subjects.torch_calls import record
     from mha_haiku.training import devices, runs
 
 __version__ = "0.3.0"  # setup.cfg reads it here
@@ -77,9 +79,11 @@ __all__ = [
     "masks",
     "models",
     "modules",
+    "monitor",
     "plot",
     "positions",
     "rasp",
+    "record",
     "runs",
     "show",
     "site",
@@ -100,8 +104,10 @@ _PLACES = {
     "devices": "training.devices",
     "interop": "interop",
     "load": "subjects",
+    "monitor": "subjects.monitors",
     "plot": "subjects.pictures",
     "rasp": "lab.rasp",
+    "record": "subjects.torch_calls",
     "runs": "training.runs",
     "show": "subjects.pictures",
     "studies": "subjects.verbs",

@@ -12,7 +12,6 @@ import json
 import logging
 import os
 import random
-import shutil
 import signal
 import subprocess
 import sys
@@ -85,11 +84,10 @@ class Subject:
         self._count += 1
         return self.folder / f"{self._count:03d}" / "run"
 
-    def start(self, workdir: Path, devices: int = 1, around: Sequence[str] = ()):
-        """Starts a run on CPU devices; `around` is a command that runs another."""
+    def start(self, workdir: Path, around: Sequence[str] = ()):
+        """Starts a run on the CPU; `around` is a command that runs another."""
         environment = {
             "JAX_PLATFORMS": "cpu",
-            "JAX_NUM_CPU_DEVICES": str(devices),
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
             "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
             "PYTHONPATH": str(_REPOSITORY),
@@ -102,9 +100,9 @@ class Subject:
             text=True,
         )
 
-    def run(self, workdir: Path, devices: int = 1) -> tuple[int, str]:
+    def run(self, workdir: Path) -> tuple[int, str]:
         """Runs to the end, and returns the status and stderr."""
-        process = self.start(workdir, devices)
+        process = self.start(workdir)
         _, error = process.communicate(timeout=300)
         return process.returncode, error
 
@@ -177,27 +175,6 @@ def signals(subject: Subject, count: int, chance: random.Random) -> Outcomes:
             yield subject.after_resuming(workdir)
 
 
-def corruptions(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """A bit flipped, a file cut short or missing: the one before is taken."""
-    for i in range(count):
-        workdir = shutil.copytree(subject.reference, subject.new_workdir())
-        folder = workdir / "checkpoints" / str(STEPS)
-        kind = ("flip", "cut", "remove")[i % 3]
-        path = chance.choice(sorted(folder.iterdir()))
-        if kind == "flip":  # JSON has several spellings of a number
-            path = folder / "arrays.safetensors"
-        data = bytearray(path.read_bytes())
-        if kind == "flip":
-            data[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
-        elif kind == "cut":
-            del data[chance.randrange(len(data)) :]
-        path.unlink() if kind == "remove" else path.write_bytes(data)
-        step = mh.runs.load(workdir).step
-        shutil.rmtree(workdir)
-        what = f"{kind} {path.name}: step {step} taken"
-        yield None if step == STEPS - EVERY else what
-
-
 def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
     """A small disk fills, for a while or to the end; the run resumes to its bits."""
     del chance
@@ -218,50 +195,11 @@ def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
         yield None if is_good else f"{output}: {told}"
 
 
-def second_writers(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """A second writer is refused; a kill of the first leaves the folder free."""
-    del chance
-    for _ in range(count):
-        first = subject.start(workdir := subject.new_workdir())
-        subject.wait_for_step(workdir)
-        first.send_signal(signal.SIGSTOP)  # it holds the folder meanwhile
-        status, error = subject.run(workdir)
-        first.kill()
-        first.communicate()
-        if status == 0 or "another process trains in it" not in error:
-            yield f"status {status}: {error}"
-        else:
-            yield subject.after_resuming(workdir)
-
-
-def device_counts(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """Resumes on another number of devices, with the same losses to 1e-5."""
-    del chance
-    expected = subject.losses(subject.reference)
-    for i in range(count):
-        before, after = ((1, 4), (4, 1))[i % 2]
-        workdir = subject.new_workdir()
-        process = subject.start(workdir, before)
-        subject.wait_for_step(workdir, 3 * EVERY)
-        process.terminate()
-        process.communicate()
-        status, error = subject.run(workdir, devices=after)
-        losses = subject.losses(workdir)
-        if status or losses.keys() != expected.keys():
-            yield f"{before} devices, then {after}: status {status}: {error}"
-            continue
-        difference = max(abs(losses[step] - loss) for step, loss in expected.items())
-        yield None if difference <= 1e-5 else f"losses {difference:.1e} apart"
-
-
 # Name: title, function, number of faults, and in a quick run.
 _LINES: dict[str, tuple[str, Callable[..., Outcomes], int, int]] = {
     "kills": ("kill -9 at a random moment", kills, 50, 3),
     "signals": ("SIGTERM, SIGINT: under 5 s, no lost step", signals, 20, 2),
-    "corruptions": ("bits flipped; files cut, missing", corruptions, 300, 8),
     "full_disks": ("full disk, then room again", full_disks, 4, 2),
-    "second_writers": ("a second writer", second_writers, 2, 1),
-    "device_counts": ("1 to 4 devices and back", device_counts, 2, 2),
 }
 
 

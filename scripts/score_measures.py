@@ -17,9 +17,7 @@ intervals, we report:
   best values, up to the circuit's size.
 - Seconds of one model, the median; the first model of its sizes includes compiling.
 
-Controls are a random order, a random circuit of the same size in each layer, and,
-instead of corrupted inputs, others that have the same answers where the metric counts.
-Roles are tested in the same way.
+Controls are a random order, and a random circuit of the same size in each layer.
 
 A model that is in the file of `--results` is not measured again. Two commands at a
 time, each with some of the `--kinds`, can share the file.
@@ -72,11 +70,9 @@ PROGRAMS = (
 )
 # Strengths of the other heads' outputs: the largest with right answers is used.
 _NOISES = (1e-2, 1e-3, 1e-4)
-_EXAMPLES, _POOL = 32, 512
+_EXAMPLES = 32
 _EDGES_KEPT = (0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1)  # shares, as in MIB
 _CHANCE = "random order"
-# Measured once more with inputs that have the same answers.
-_CONTROLLED = ("activation patching", "path patching")
 
 
 class Known(NamedTuple):
@@ -86,8 +82,6 @@ class Known(NamedTuple):
     compiled: rasp.Compiled
     subject: heads.Measured
     corrupted: list[tasks.Example]
-    # The same with inputs that have the same answers: targets count where they do.
-    same: tuple[heads.Measured, list[tasks.Example]]
 
 
 def main(
@@ -178,23 +172,10 @@ def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
     clean, other = (
         compiled.examples(examples, seed=key_seed) for key_seed in (seed, seed + 100)
     )
-    pool = compiled.examples(_POOL, seed=seed + 200)
-    same, agrees = _same_answers(clean, pool)
     subject = heads.Measured(
         compiled.model, heads.metrics.loss, compiled.params, [clean]
     )
-    of_same = subject._replace(batches=[clean._replace(weights=agrees)])
-    return Known(kind, compiled, subject, [other], (of_same, [same]))
-
-
-def _same_answers(clean, pool) -> tuple[tasks.Example, np.ndarray]:
-    """Returns, for each example, another with the most of its answers, and where."""
-    agrees = (clean.targets[:, None] == pool.targets[None]) * clean.weights[:, None]
-    differs = (clean.inputs[:, None] != pool.inputs[None]).sum(-1)
-    # At least two tokens differ, or else it is no other input.
-    chosen = np.where(differs >= 2, agrees.sum(-1), -1).argmax(1)
-    rows = np.arange(len(chosen))
-    return jax.tree.map(lambda x: x[chosen], pool), np.float32(agrees[rows, chosen])
+    return Known(kind, compiled, subject, [other])
 
 
 def measured(known: Known) -> dict:
@@ -206,7 +187,7 @@ def measured(known: Known) -> dict:
     params = known.subject.params
     words = f"{known.kind} {known.compiled.program.name} {clean.inputs.tolist()}"
     generator = np.random.default_rng(zlib.crc32(words.encode()))
-    result = {"heads": {}, "edges": {}, "same answers": {}}
+    result = {"heads": {}, "edges": {}}
     is_real = known.compiled.is_real
     methods = head_methods() | {
         _CHANCE: lambda *_: generator.uniform(size=is_real.shape)
@@ -219,8 +200,6 @@ def measured(known: Known) -> dict:
             "seconds": seconds,
         }
         scores |= _areas(curve(_nested(values)), np.linspace(0, 1, values.size + 1))
-        if name in _CONTROLLED:
-            result["same answers"][name] = rasp.auroc(method(*known.same), is_real)
     every = _all_edges(known.compiled)
     is_edge = np.array([_is_real(known.compiled, each) for each in every])
     is_between = np.array([kind != "logits" for *_, kind in every])
@@ -239,12 +218,6 @@ def measured(known: Known) -> dict:
             has = at & ~np.isnan(values)
             if is_edge[has].any() and not is_edge[has].all():
                 scores[which] = rasp.auroc(values[has], is_edge[has])
-        if name in _CONTROLLED and is_edge[is_between].any():
-            found = method(*known.same)
-            result["same answers"][name] = rasp.auroc(
-                np.array([found[each] for each in every])[is_between],
-                is_edge[is_between],
-            )
         if not np.isnan(values).any():
             masks = [_mask(every, order_of(values)[:n], is_real.shape) for n in counts]
             scores |= _areas(curve(np.array(masks)), counts / len(every))
@@ -252,7 +225,6 @@ def measured(known: Known) -> dict:
     random = generator.permuted(is_real, axis=1)
     f = _faithful(kept(params, clean, other, _with_ends([is_real, random])))
     result["circuits"] = {"true": f[1], "random": f[2]}
-    result["roles"] = _roles(known)
     result["seconds"] = time.time() - started
     return result
 
@@ -454,29 +426,6 @@ def _mask(every, chosen, shape) -> np.ndarray:
     return result
 
 
-def _roles(known) -> dict:
-    """Returns each role's score as a predictor of the circuit, and counts of names."""
-    found = heads.roles(
-        known.subject.model, known.subject.params, known.subject.batches
-    )
-    is_real = known.compiled.is_real
-    result = {}
-    for name, role in heads.ROLES.items():
-        has = found["role"].names == name
-        score = role.score or name
-        values = found[score].mean if score in found else None
-        result[name] = {"heads": int(has.sum()), "real": int(is_real[has].sum())}
-        if values is not None:
-            result[name]["auroc"] = rasp.auroc(values, is_real)
-    has = found["role"].names == heads.NO_CLEAR_ROLE
-    result[heads.NO_CLEAR_ROLE] = {
-        "heads": int(has.sum()),
-        "real": int(is_real[has].sum()),
-    }
-    result["all"] = {"heads": is_real.size, "real": int(is_real.sum())}
-    return result
-
-
 def print_tables(records: list[dict]) -> None:
     """Prints, as Markdown, the scores of each method on each kind."""
     kinds = list(dict.fromkeys(record["kind"] for record in records))
@@ -509,23 +458,7 @@ def print_tables(records: list[dict]) -> None:
         ]
         for name, key in (("the circuit", "true"), ("a random one", "random"))
     }
-    for name in _CONTROLLED:
-        rows[f"{name}, same answers, auroc"] = [
-            _interval([x["same answers"] for x in own], name)
-            for own in records_of.values()
-        ]
     _print_table("control", kinds, rows)
-    rows = {}
-    for role in records[0]["roles"]:
-        own = [record["roles"][role] for record in records]
-        total = sum(record["heads"] for record in own)
-        row = [
-            _interval([x["roles"][role] for x in group], "auroc")
-            for group in records_of.values()
-        ]
-        if total or any(row):
-            rows[role] = [*row, str(total), _share(own)]
-    _print_table("role, auroc of its score", [*kinds, "heads", "in circuits"], rows)
 
 
 def _print_table(title, columns, rows) -> None:
@@ -545,18 +478,6 @@ def _interval(records, score) -> str:
     if len(values) > 1:
         half = scipy.stats.sem(values) * scipy.stats.t.ppf(0.975, len(values) - 1)
     return f"{np.mean(values):.3f}" + (f" ± {half:.3f}" if half >= 5e-4 else "")
-
-
-def _share(own) -> str:
-    """Returns the share of heads that are in circuits, with a bootstrap interval."""
-    counts = np.array([[record["real"], record["heads"]] for record in own])
-    if not counts[:, 1].any():
-        return ""
-    generator = np.random.default_rng(0)
-    draws = counts[generator.integers(0, len(counts), (1000, len(counts)))].sum(1)
-    shares = draws[:, 0] / np.where(draws[:, 1], draws[:, 1], np.nan)
-    low, high = np.nanquantile(shares, [0.025, 0.975])
-    return f"{counts[:, 0].sum() / counts[:, 1].sum():.2f} ({low:.2f} to {high:.2f})"
 
 
 # Takes argv; returns the exit status.

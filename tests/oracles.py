@@ -127,8 +127,9 @@ def map_statistics(
     key_tokens: np.ndarray | None = None,
     unseen: np.ndarray | None = None,
     per_query: bool = False,
+    scores: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
-    """Returns the statistics of weights `[B..., H, T, S]` by name."""
+    """Returns the statistics of weights `[B..., H, T, S]`, scores -inf where masked."""
     counts = (weights != 0).any(-1)
     if counted is not None:
         counts = counts & counted[..., None, :]
@@ -158,6 +159,8 @@ def map_statistics(
         rows["same_token"] = mass(key_tokens[..., None, None, :] == own)
         before = np.roll(key_tokens, 1, -1)[..., None, None, :]
         rows["induction"] = mass((before == own) & (s > 0) & (s <= t))
+    if scores is not None:
+        rows["max_score"] = np.where(counts, scores.max(-1), -np.inf)
     squared = mass((t - s) ** 2)
     count = counts.sum(-1)
     if per_query:
@@ -166,6 +169,8 @@ def map_statistics(
     else:
         mean = lambda row: np.where(counts, row, 0).sum(-1) / np.maximum(count, 1)  # noqa: E731
         found = {name: mean(row) for name, row in rows.items()}
+        if scores is not None:
+            found["max_score"] = np.where(count, rows["max_score"].max(-1), 0)
         found["rms_distance"] = np.sqrt(mean(squared))
     received = weights.sum(-2)
     if unseen is None:
@@ -333,13 +338,11 @@ def transformer(
 
     valid, decoder_valid = valid_of(tokens, lengths), None
 
-    def allowed(place, valid, is_causal):
+    def allowed(valid, is_causal):
         size = valid.shape[1]
         back = np.subtract.outer(np.arange(size), np.arange(size))
-        by_layer = isinstance(own.window, list | tuple)
-        window = own.window[place] if by_layer else own.window
         seen = back >= 0 if is_causal else np.ones_like(back, bool)
-        seen = seen if window is None else seen & (abs(back) <= window)
+        seen = seen if own.window is None else seen & (abs(back) <= own.window)
         return seen & valid[:, None, :, None] & valid[:, None, None, :]
 
     def embedded(prefix, tokens):
@@ -368,7 +371,7 @@ def transformer(
         )
         return norm(x, parameters[name], config.norm.epsilon, its_tap)
 
-    def attended(name, x, *, place=None, keys=None, seen):
+    def attended(name, x, *, keys=None, seen):
         maps = nested(parameters, name)
         is_cross = keys is not None
         keys = keys if is_cross else x
@@ -384,11 +387,8 @@ def transformer(
         def normed_heads(kind, y):
             if not own.qk_norm:
                 return y
-            is_shared = own.qk_norm_over == "layer"
-            flat = y.reshape(*y.shape[:2], 1, -1) if is_shared else y
             factor = functools.partial(tap, f"{name}/{kind}_norm/factor")
-            norm = maps[f"{kind}_norm"]
-            return rms_norm(flat, norm, config.norm.epsilon, factor).reshape(y.shape)
+            return rms_norm(y, maps[f"{kind}_norm"], config.norm.epsilon, factor)
 
         def rotated(x):
             if embedding.positions != "rotary" or is_cross:
@@ -397,7 +397,6 @@ def transformer(
             turns = embedding.rotary_period ** (-2 * pairs / own.key_size)
             if embedding.frequencies is not None:
                 turns = np.asarray(embedding.frequencies)
-                turns = turns[place] if turns.ndim == 2 else turns
             return turned(x, turns)
 
         query = tap(f"{name}/query", rotated(normed_heads("query", query)))
@@ -409,10 +408,9 @@ def transformer(
         key, value = tap(f"{name}/key", rotated(key)), tap(f"{name}/value", value)
 
         def score(query, key, head):
-            scale, cap = own.scale, own.soft_cap
             if own.score == "sigmoid":
-                return log_sigmoid(query, key, head, scale=scale, offset=own.offset)
-            return dot_product(query, key, head, scale=scale, soft_cap=cap)
+                return log_sigmoid(query, key, head, scale=own.scale, offset=own.offset)
+            return dot_product(query, key, head, scale=own.scale)
 
         sinks = maps.get("sinks")
         if own.sinks not in (None, "learned"):
@@ -454,35 +452,28 @@ def transformer(
 
     def added(x, part, name, has_residual):
         is_post = config.norm.position == "post"
-        is_before = config.norm.position in ("pre", "both")
-        output = part(normed(name, x) if is_before else x)
-        if config.norm.position in ("both", "reordered"):
-            output = normed(f"{name}_after", output)
+        output = part(x if is_post else normed(name, x))
         output = x + output if has_residual else output
         return normed(name, output) if is_post else output
 
-    def layer(name, x, *, place, valid, is_causal, cross=None):
-        x = tap(f"{name}/stream", x)
-        entered, number = x, 1
-        is_parallel = config.feed_forward.parallel
+    def layer(name, x, *, valid, is_causal, cross=None):
+        x, number = tap(f"{name}/stream", x), 1
         if own.num_heads:
             attend = functools.partial(
                 attended,
                 f"{name}/attention",
-                place=place,
-                seen=allowed(place, valid, is_causal),
+                seen=allowed(valid, is_causal),
             )
             x = added(x, attend, f"{name}/norm_1", own.residual)
-        x = x if is_parallel else tap(f"{name}/stream_after_attention", x)
+        x = tap(f"{name}/stream_after_attention", x)
         if cross is not None:
             attend = functools.partial(attended, f"{name}/cross_attention", **cross)
             x, number = added(x, attend, f"{name}/norm_2", own.residual), 2
             x = tap(f"{name}/stream_after_cross_attention", x)
         if config.feed_forward.hidden_size:
-            source, rest = (entered, x - entered) if is_parallel else (x, 0)
             feed = functools.partial(fed_forward, f"{name}/feed_forward")
             has_residual = config.feed_forward.residual
-            x = rest + added(source, feed, f"{name}/norm_{number + 1}", has_residual)
+            x = added(x, feed, f"{name}/norm_{number + 1}", has_residual)
         return tap(f"{name}/stream_after_feed_forward", x)
 
     x = embedded("", tokens)
@@ -490,7 +481,6 @@ def transformer(
         x = layer(
             f"encoder/layer_{i}",
             x,
-            place=i,
             valid=valid,
             is_causal=config.family == "causal",
         )
@@ -506,7 +496,6 @@ def transformer(
             x = layer(
                 f"decoder/layer_{i}",
                 x,
-                place=num_layers + i,
                 valid=decoder_valid,
                 is_causal=True,
                 cross={
@@ -529,8 +518,6 @@ def transformer(
         x = x @ table[:num_classes].T + parameters.get("logits", {}).get("b", 0.0)
     else:
         x = linear(parameters["logits"], x)
-    if end.soft_cap is not None:
-        x = end.soft_cap * np.tanh(tap("uncapped_logits", x) / end.soft_cap)
     if config.family == "set_classifier":
         x = np.where(valid, x[..., 0], -np.inf)
     return tap("logits", x)

@@ -66,9 +66,7 @@ def reproduce(
         seeds = range(verdicts.FEWEST_SEEDS)
     outcomes = [claim_pages.Outcome.read(claim, folder, seeds) for claim in ready]
     total = sum(len(outcome.missing(is_pilot)) for outcome in outcomes)
-    with progress.Bar(
-        total, unit="measurement", name="claims", doing="measuring", leave=True
-    ) as bar:
+    with progress.bar(total, unit="measurement", name="claims", leave=True) as bar:
         for claim, outcome in zip(ready, outcomes, strict=True):
             desk = Desk(folder)  # its programs are dropped with it
             written = (f"{claim.name}.{kind}" for kind in ("jsonl", "md", *formats))
@@ -76,7 +74,7 @@ def reproduce(
             try:
                 while pairs := outcome.missing(is_pilot):
                     for arm, seed in pairs:
-                        bar.note(f"{claim.name}, {arm}, seed {seed}")
+                        bar.set_postfix_str(f"{claim.name}, {arm}, seed {seed}")
                         desk.seeds = (seed,) if arm == base.PLANTED else outcome.seeds
                         record = measure(claim, desk, arm, seed)
                         records.append(records.path_of(folder, claim.name), record)

@@ -50,7 +50,7 @@ def train(
     states = [jax.device_get(initial(seed)) for seed in numbers]
     state = placement.put(jax.tree.map(lambda *x: np.stack(x), *states))
     train_data, held_out = map(placement.put, (task.train_data, task.held_out_data))
-    windows = [trainers.Window() for _ in seeds]
+    windows: list[list[Any]] = [[] for _ in seeds]
     histories: list[list[dict[str, Any]]] = [[] for _ in seeds]
     first = 0
     while first < steps:
@@ -72,13 +72,14 @@ def train(
         if is_evaluated:
             sums = placement.fetch(evaluate(state.params, held_out, numbers))
         for i, (window, history) in enumerate(zip(windows, histories, strict=True)):
-            window.add(_of(reports, (i, slice(last - first))), seconds)
+            window.append((_of(reports, (i, slice(last - first))), seconds))
             if is_evaluated or last % training.report_every == 0:
-                line = {"step": last, **window.metrics(training.batch_size)}
+                averages = trainers.averages(window, training.batch_size)
+                line = {"step": last, **averages}
                 means = {} if sums is None else evaluation.means(_of(sums, i))
                 line |= {f"held_out_{name}": value for name, value in means.items()}
                 history.append(line)
-                windows[i] = trainers.Window()
+                window.clear()
         first = last
     params = placement.fetch(state.params)
     each = [Seed(_of(params, i), history) for i, history in enumerate(histories)]

@@ -130,10 +130,6 @@ def parse(declared: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any
         raise checks.ConfigError(
             f"There is no flag --{error.flagname}.{nearest}\n{listed}"
         ) from error
-    except RecursionError as error:  # of absl, which compares long names with flags
-        raise checks.ConfigError(
-            f"There is no flag with so long a name.\n{listed}"
-        ) from error
     except (flags.Error, ValueError) as error:
         raise checks.ConfigError(_told(str(error))) from error
     if rest:

@@ -72,7 +72,7 @@ def import_model(
     The source is a folder in the layout of Hugging Face (config.json,
     model.safetensors, tokenizer.json), a .gguf file, package:NAME of an installed
     package that ships a model, or a name on the hub, owner/name. Families: BERT,
-    GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma, GPT-NeoX.
+    GPT-2, Llama, Mistral, Qwen2, Qwen3, Gemma.
 
     Causal and masked language models are measured by their loss, and can be trained on.
     Models without words to predict, as encoders of sentences, are measured by their

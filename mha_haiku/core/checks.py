@@ -8,48 +8,29 @@ and two lines instead of a traceback.
 
 import contextlib
 import difflib
-import errno
 import math
 import numbers
 import os
-import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
 _LONGEST = 80  # characters of a value shown in a message
-_LONGEST_PATH = 1000
 _LARGEST = 3.4028235e38  # the largest float32, rounded up
-# A word, or text in quotes.
-_LONG = re.compile(
-    rf"\S{{{_LONGEST + 1},}}|(?<!\w)(['\"])(?=\S)(?:(?!\1).){{{_LONGEST - 1},}}\1(?!\w)"
-)
 
 
 class ConfigError(ValueError):
     """A user's mistake in a config, a flag or a file; scripts print it and exit 2."""
 
-    def __init__(self, message: str):
-        super().__init__(_LONG.sub(lambda found: _short(found[0]), message))
-
 
 def shown(value: Any) -> str:
     """Shortens a value to at most 80 characters, for a message."""
-    return _short(repr(value))
-
-
-def _short(text: str) -> str:
-    half = _LONGEST // 2 - 2
+    text, half = repr(value), _LONGEST // 2 - 2
     return text if len(text) <= _LONGEST else f"{text[:half]}...{text[-half:]}"
 
 
 def as_path(value: str | os.PathLike) -> Path:
     """Converts to a path; `~` is the user's home."""
-    if "\0" in str(value) or len(str(value)) > _LONGEST_PATH:
-        raise ConfigError(
-            f"{str(value)!r} must be a path of at most {_LONGEST_PATH} characters "
-            "without a NUL."
-        )
     try:
         return Path(value).expanduser()
     except RuntimeError:
@@ -68,34 +49,12 @@ def text_of(path: str | os.PathLike, name: str | os.PathLike) -> str:
     It has no byte order mark.
     """
     try:
-        text = whole_file(as_path(path)).decode("utf-8-sig")
+        text = as_path(path).read_bytes().decode("utf-8-sig")
     except OSError as error:
         raise ConfigError(f"{name} cannot be read: {error.strerror}.") from None
     except UnicodeError as error:
         raise ConfigError(f"{name} is not UTF-8 text: {error}.") from None
     return text.replace("\r\n", "\n")
-
-
-def regular_file(path: str | os.PathLike) -> Path:
-    """Checks the path of a file, which may be missing; a pipe would block forever."""
-    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise OSError(errno.EINVAL, "Not a regular file", str(path))
-    return Path(path)
-
-
-def whole_file(path: str | os.PathLike, most: int | None = None) -> bytes:
-    """Reads a file of at most `most` bytes, by default the memory of the machine."""
-    path = regular_file(path)
-    size, most = path.stat().st_size, most or memory()
-    if size > most:
-        why = f"its {size:,} bytes are more than {most:,}, the most that can be read"
-        raise OSError(errno.EFBIG, why, str(path))
-    return path.read_bytes()
-
-
-def memory() -> int:
-    """Returns the bytes of memory of this machine."""
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
 @contextlib.contextmanager
@@ -203,11 +162,6 @@ def fraction(name: str, value: Any) -> float:
 def share(name: str, value: Any) -> float:
     """Checks that `value` is a number in [0, 1], and returns it."""
     return _number(name, value, "a number in [0, 1]", lambda x: 0 <= x <= 1)
-
-
-def positive_share(name: str, value: Any) -> float:
-    """Checks that `value` is a number in (0, 1], and returns it."""
-    return _number(name, value, "a number in (0, 1]", lambda x: 0 < x <= 1)
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

@@ -106,6 +106,11 @@ def record(self: Any) -> str:
     return f"{type(self).__name__}({', '.join(shown)})"
 
 
+def count(number: int, noun: str) -> str:
+    """Writes a number of things: "1 layer", "2 layers"."""
+    return f"{number} {noun}{'s' * (number != 1)}"
+
+
 def is_traced(tree: Any) -> bool:
     """Returns whether any array of a pytree is being traced."""
     return any(isinstance(x, core.Tracer) for x in jax.tree.leaves(tree))

@@ -323,70 +323,32 @@ def kinds_of(record: type) -> dict[str, Any]:
     return {}
 
 
-def decoded(
-    kind: Any, value: Any, name: str, arrays: Mapping[str, np.ndarray] | None = None
-) -> Any:
-    """Decodes a value of a type from JSON, and checks it against the type.
+def decoded(kind: Any, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
+    """Decodes a value of a type from JSON.
 
     Args:
       kind: A named tuple or a dataclass, `tuple[...]`, `Mapping[str, ...]`, one of
         these or None, an array, text, a number, or Any.
       value: The parsed JSON, with names of arrays in place of arrays.
-      name: The name of the value in messages; "" for the file.
       arrays: The arrays by name.
-
-    Raises:
-      ValueError: If the value is of another type, lacks a field or has an unknown one.
     """
     origin, parts = typing.get_origin(kind), typing.get_args(kind)
-
-    def inner(part_kind: Any, part: Any, key: str) -> Any:
-        return decoded(part_kind, part, f"{name}.{key}" if name else key, arrays)
-
     if origin is types.UnionType:
-        if value is None and types.NoneType in parts:
+        if value is None:
             return None
         (known,) = (part for part in parts if part is not types.NoneType)
-        return decoded(known, value, name, arrays)
-    if kind is Any:
-        return value
+        return decoded(known, value, arrays)
     if kind is np.ndarray:
-        by_name = arrays or {}
-        if not isinstance(value, str) or value not in by_name:
-            near = checks.nearest(str(value), by_name)
-            raise ValueError(f"there is no array {value!r} for {name}.{near}")
-        return by_name[value]
+        return arrays[value]
     if origin is tuple:
-        _check_kind(name, value, list, "a list")
         kinds = parts[:1] * len(value) if parts[1:] == (...,) else parts
-        if len(kinds) != len(value):
-            raise ValueError(f"{name} must have {len(kinds)} parts, got {len(value)}.")
-        pairs = enumerate(zip(kinds, value, strict=True))
-        return tuple(inner(type_, part, str(i)) for i, (type_, part) in pairs)
-    if origin in (Mapping, dict):
-        _check_kind(name, value, dict, "a mapping")
-        return {key: inner(parts[1], part, key) for key, part in value.items()}
+        pairs = zip(kinds, value, strict=True)
+        return tuple(decoded(type_, part, arrays) for type_, part in pairs)
+    if origin is Mapping:
+        return {key: decoded(parts[1], part, arrays) for key, part in value.items()}
     if kinds := kinds_of(kind):
-        _check_kind(name, value, dict, f"a {kind.__name__}")
-        for key in value:
-            checks.choice(f"a field of {name or 'the file'}", key, list(kinds))
-        values = {key: inner(kinds[key], part, key) for key, part in value.items()}
-        try:
-            return kind(**values)
-        except TypeError as error:  # a field without a default is missing
-            raise ValueError(f"{name or 'the file'} is incomplete: {error}.") from None
-    wanted = (int, float) if kind is float else kind
-    is_bool = isinstance(value, bool) and kind is not bool
-    _check_kind(name, None if is_bool else value, wanted, _WANTED[kind].lower())
+        return kind(**{key: decoded(kinds[key], x, arrays) for key, x in value.items()})
     return value
-
-
-def _check_kind(
-    name: str, value: Any, kind: type | tuple[type, ...], wanted: str
-) -> None:
-    if not isinstance(value, kind):
-        actual = type(value).__name__
-        raise ValueError(f"{name or 'the file'} must be {wanted}, got {actual}.")
 
 
 def _frozen(value: Any) -> Any:

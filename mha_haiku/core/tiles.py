@@ -5,7 +5,7 @@ of rows and columns, and return arrays that broadcast against `[B..., H, T, S]`.
 """
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, Self, TypeVar, dataclass_transform
 
 import jax
@@ -272,6 +272,39 @@ def add(total: Array, part: Array, start: int | Array, axis: int) -> Array:
     """Adds `part` to `total`, starting at position `start` of an axis."""
     part += lax.dynamic_slice_in_dim(total, start, part.shape[axis], axis)
     return lax.dynamic_update_slice_in_dim(total, part, start, axis)
+
+
+def over_rows(
+    block: Callable[[Any, Array, Array], tuple],
+    begin: Any,
+    length: int,
+    rows: int,
+    axes: int | list[int],
+) -> tuple[Any, Any]:
+    """Folds `block(total, positions, is_new)` over blocks of rows, in order.
+
+    Joins what it returns of the rows along an axis, or along the axis of each. If rows
+    do not divide the length, the last block begins with rows that are not new.
+    """
+    count = -(-length // rows)
+
+    def step(total: Any, number: Array) -> tuple:
+        at = jnp.minimum(number * rows, length - rows) + jnp.arange(rows)
+        return block(total, at, at >= number * rows)
+
+    def joined(parts: Array, axis: int) -> Array:
+        whole = lax.collapse(jnp.moveaxis(parts, 0, axis), axis, axis + 2)
+        if count * rows == length:
+            return whole
+        before = lax.slice_in_dim(whole, 0, (count - 1) * rows, axis=axis)
+        last = lax.slice_in_dim(
+            whole, 2 * count * rows - rows - length, None, axis=axis
+        )
+        return jnp.concatenate([before, last], axis)
+
+    total, parts = lax.scan(step, begin, jnp.arange(count))
+    axes = axes if isinstance(axes, list) else jax.tree.map(lambda _: axes, parts)
+    return total, jax.tree.map(joined, parts, axes)
 
 
 def starts(at: Sequence[int | Array]) -> list[Array]:

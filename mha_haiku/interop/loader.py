@@ -95,12 +95,6 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         head = head_of(family, found.config)
         config, sizes = read_fields(family, head, found.config)
         config = config.replace(origin=json.dumps(found.config))
-    # Before they are traced one by one.
-    if config.num_layers > len(stored) and not config.scan_layers:
-        raise checks.ConfigError(
-            f"{found.name} has {len(stored)} arrays, too few for the "
-            f"{config.num_layers} layers of its config.json."
-        )
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
@@ -108,13 +102,13 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     if family is not None:
         rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
-    _check_copies(found, head, needed, stored, config.output.tied)
+    _drop_copies(head, needed, stored, config.output.tied)
     _check_names(found, head, needed, stored)
     params: Params = {}
     for each in rows:
-        _check_shapes(found, each, config, expected, stored)
-        whole = [_numbers(found, n, stored[n]) for n in each.theirs]
-        results = each.change.to_ours(whole, config)
+        _check_shapes(found, each, expected, stored)
+        whole = [stored[name].read() for name in each.theirs]
+        results = each.change.to_ours(whole)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
         for name, x in zip(each.ours, results, strict=True):
             module, _, parameter = name.rpartition("/")
@@ -159,10 +153,15 @@ def sizes_of(params: Mapping[str, Mapping[str, Any]]) -> Sizes:
 
 @checks.user_mistakes()
 def _read_own(ours: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
-    sizes = fields.decoded(Sizes, ours.get("sizes"), "config.json's sizes")
+    try:
+        sizes, model = Sizes(**ours["sizes"]), dict(ours["model"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(f"config.json lacks sizes or a model: {error}.") from None
     if (sizes.num_tokens is None) == (sizes.feature_size is None):
         raise ValueError("config.json's sizes must have num_tokens or feature_size.")
-    model = fields.decoded(dict[str, Any], ours.get("model"), "config.json's model")
+    for name, neutral in models.GONE.items():
+        if model.get(name, ...) == neutral:
+            del model[name]
     return _config(model), _checked(sizes)
 
 
@@ -269,37 +268,19 @@ def flat(params: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     return {f"{module}/{name}": x for module, name, x in leaves}
 
 
-def _numbers(found: sources.Source, name: str, stored: arrays.Stored) -> np.ndarray:
-    """Reads an array of weights; raises ConfigError if it cannot be one."""
-    x = stored.read()
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise checks.ConfigError(
-            f"{found.name} is damaged: {name} must be of floats, got {x.dtype}."
-        )
-    return x
-
-
-def _check_copies(
-    found: sources.Source,
+def _drop_copies(
     head: name_tables.OutputHead,
     needed: set[str],
     stored: dict[str, arrays.Stored],
     is_tied: bool,
 ) -> None:
-    """Removes arrays that repeat another; raises ConfigError if they differ."""
+    """Removes arrays that repeat another, as a model ties them."""
     for copy, of in head.copies.items():
         if copy not in stored or copy in needed:
             continue
         if not is_tied:  # it is what transformers reads
             stored[of] = stored.pop(copy)
         elif of in stored:
-            if stored[copy].shape != stored[of].shape or not np.array_equal(
-                stored[copy].read(), stored[of].read()
-            ):
-                raise checks.ConfigError(
-                    f"{found.name} ties {copy} to {of} (tie_word_embeddings), but "
-                    "their numbers differ."
-                )
             del stored[copy]
 
 
@@ -326,7 +307,6 @@ def _check_names(
 def _check_shapes(
     found: sources.Source,
     row: name_tables.Row,
-    config: models.ModelConfig,
     expected: Mapping[str, Any],
     stored: Mapping[str, arrays.Stored],
 ) -> None:
@@ -337,7 +317,7 @@ def _check_shapes(
     # sizes are compared first.
     if sum(map(math.prod, ours)) == sum(map(math.prod, theirs)):
         zeros = [np.broadcast_to(np.float32(0), shape) for shape in ours]
-        if [x.shape for x in row.change.to_theirs(zeros, config)] == theirs:
+        if [x.shape for x in row.change.to_theirs(zeros)] == theirs:
             return
     raise checks.ConfigError(
         f"{found.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, which "

@@ -58,7 +58,7 @@ def find(source: str | os.PathLike) -> Source:
     if text.startswith(PACKAGE):
         return _open(_in_package(text.removeprefix(PACKAGE)))
     path = checks.as_path(text)
-    if os.path.exists(path):  # which takes any text, unlike path.exists()
+    if path.exists():
         return _open(path)
     siblings = os.listdir(path.parent) if os.path.isdir(path.parent) else []
     nearest = checks.nearest(path.name, siblings)
@@ -121,13 +121,7 @@ def _end_tokens(folder: Path, config: dict[str, Any]) -> tuple[int, ...]:
     file = folder / _GENERATION
     contents = arrays.read_json(file) if file.exists() else config
     ends = contents.get("eos_token_id")
-    ends = [] if ends is None else ends if isinstance(ends, list) else [ends]
-    if not all(isinstance(token, int) and token >= 0 for token in ends):
-        raise checks.ConfigError(
-            f"eos_token_id of {folder} must be an integer of at least 0 or a list of "
-            f"them, got {checks.shown(ends)}."
-        )
-    return tuple(ends)
+    return () if ends is None else tuple(ends) if isinstance(ends, list) else (ends,)
 
 
 def _open_gguf(path: Path) -> Source:

@@ -155,7 +155,7 @@ def _as_loaded(
     result: dict[str, np.ndarray] = {}
     wide: set[str] = set()
     for row in loader.rows_of(family, head, read, expected):
-        whole = row.change.to_theirs([left[name] for name in row.ours], read)
+        whole = row.change.to_theirs([left[name] for name in row.ours])
         for name, x in zip(row.theirs, whole, strict=True):
             result[name.removeprefix(prefix)] = x
             if row.change.is_wide:

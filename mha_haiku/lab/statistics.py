@@ -67,7 +67,7 @@ def summary(
         *(x for x in known if x in given),
     ]:
         entry = known.get(name)
-        unit = alignment.UNIT if entry is None else entry.unit
+        unit = entry.unit if entry else "" if name in names else alignment.UNIT
         label = alignment.label(name) if entry is None else entry.label
         mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
         name, label = names.get(name, (name, label))
@@ -81,11 +81,14 @@ def heads_of(statistics: attention.Statistics) -> Heads:
     if not count.size:
         raise ValueError(f"there are no examples or no heads: {statistics!r}.")
     means = {}
-    for name in attention.STATISTICS:
+    for name, entry in attention.STATISTICS.items():
         values = getattr(statistics, name)
-        # Of statistics per query the mean; they are 0 where the query is masked.
+        # Statistics per query are 0 where the query is masked.
         if values is not None and np.ndim(values) > count.ndim:
             means[name] = np.asarray(values).sum(-1) / np.maximum(count, 1)
+            if entry.is_largest:
+                is_seen = np.asarray(statistics.largest_weight) != 0
+                means[name] = np.max(values, -1, where=is_seen, initial=-np.inf)
     means = dataclasses.replace(statistics, values=statistics.values | means)
     found = per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]

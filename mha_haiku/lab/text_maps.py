@@ -3,6 +3,7 @@
 B... batch axes, N examples (of all of them), H heads, T query and S key positions.
 """
 
+import copy
 import dataclasses
 import math
 import os
@@ -47,15 +48,22 @@ class TextMaps(Sequence):
             return list(self.maps)
         return [f"layer {i}" for i in range(len(self.maps))]
 
-    def __getitem__(self, layer: Any) -> attention.AttentionMap:
-        return self.maps[layer] if isinstance(layer, str) else self._list()[layer]
+    def __getitem__(self, layer: Any) -> Any:
+        if isinstance(layer, slice):
+            return [self[place] for place in range(len(self))[layer]]
+        place = self.names.index(layer) if isinstance(layer, str) else layer
+        # A field would change the type of the tree, and every program compile anew.
+        one = copy.copy(self._list()[place])
+        object.__setattr__(one, "_place", (self, place))
+        return one
 
     def __len__(self) -> int:
         return len(self.maps)
 
     def __repr__(self) -> str:
         first = self._list()[0].shape if len(self) else ()
-        return f"TextMaps({len(self)} layers of shape {first}, (B, H, T, S))"
+        layers = display.count(len(self), "layer")
+        return f"TextMaps({layers} of shape {first}, (B, H, T, S))"
 
     def _list(self) -> list[attention.AttentionMap]:
         is_named = isinstance(self.maps, Mapping)
@@ -76,9 +84,25 @@ def text_maps(value: Any, **texts: Any) -> TextMaps | None:
             value = [_map_of_weights(weights) for weights in value]
         if not _are_maps(value):
             return None
-        value = TextMaps(value)
+        whole, place = getattr(value, "_place", (TextMaps(value), None))
+        value = _with_texts(whole, place)
     texts = {name: text for name, text in texts.items() if text is not None}
     return dataclasses.replace(value, **texts)
+
+
+def _with_texts(whole: TextMaps, place: Any) -> TextMaps:
+    """Takes a layer of maps, with its name and the texts of its kind."""
+    if place is None:
+        return whole
+    layer, one = [*layers_of(whole.maps).items()][place]
+    tokens, key_tokens = whole.tokens, whole.key_tokens
+    if layer.kind == "encoder":
+        tokens, key_tokens = key_tokens, None
+    elif layer.kind == "decoder":
+        key_tokens = None
+    return TextMaps(
+        {layer.name: one}, tokens, key_tokens, whole.images, name=whole.name
+    )
 
 
 def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
@@ -207,10 +231,7 @@ def _is_weights(value: Any) -> bool:
 def _map_of_weights(value: Any) -> attention.AttentionMap:
     if hasattr(value, "detach"):
         value = value.detach().cpu().float()
-    weights = np.asarray(value)
-    sums = weights.sum(-1)
-    are_shares = (weights >= 0).all() and (np.isclose(sums, 1) | (sums == 0)).all()
-    return map_sites.map_of_weights(weights, are_shares=bool(are_shares))
+    return map_sites.map_of_weights(np.asarray(value))
 
 
 def _short(names: list[str], kinds: Sequence[str]) -> list[str]:

@@ -13,15 +13,13 @@ from typing import Any, NamedTuple, Self, SupportsIndex
 
 import numpy as np
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, display
 from mha_haiku.records import archive, means, ranks, tables
 from mha_haiku.records.results import Result
 
 ROLE = "role"  # the column with the roles of heads
 OFFSET = "offset"  # the column with t - s of a query t and the key s it sees most
 _MOST_SAID = 3  # columns in a repr
-_LARGEST = float(np.finfo(np.float64).max)
-_KINDS = {"f": "floating-point", "b": "booleans", "iu": "integers", "UO": "text"}
 
 
 class Layer(NamedTuple):
@@ -171,7 +169,8 @@ class Heads(Result):
         label: str = "importance",
     ) -> Self:
         """Makes the record of a number per example and head, `[N, L, H]`."""
-        title = f"{name.capitalize()} of heads, {len(per_example)} examples"
+        examples = display.count(len(per_example), "example")
+        title = f"{name.capitalize()} of heads, {examples}"
         return cls.of(
             title, {name: Column.of_examples(per_example, unit, label)}, kinds
         )
@@ -189,8 +188,7 @@ class Heads(Result):
         return dataclasses.replace(self, layers=layers)
 
     def __repr__(self) -> str:
-        count = len(self.layers)
-        said = [f"{count} layer{'s' * (count != 1)}"]
+        said = [display.count(len(self.layers), "layer")]
         said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
             said.append(f"also {', '.join(more)}")
@@ -205,11 +203,12 @@ class Heads(Result):
             return name
         place = np.unravel_index(np.nanargmax(column.mean), column.mean.shape)
         unit = f"{column.unit and ' '}{column.unit}"
-        if np.sum(~np.isnan(column.mean)) == 1:
-            return f"{name} {column.mean[place]:.3g}{unit}"
+        least, most = f"{np.nanmin(column.mean):.3g}", f"{column.mean[place]:.3g}"
+        if least == most:
+            return f"{name} {most}{unit}"
         return (
-            f"{name} from {np.nanmin(column.mean):.3g} to {column.mean[place]:.3g}"
-            f"{unit}, the largest of {self.name_of(*place)}"
+            f"{name} from {least} to {most}{unit}, the largest of "
+            f"{self.name_of(*place)}"
         )
 
     def __getitem__(self, name: str) -> Column:
@@ -388,62 +387,7 @@ class Heads(Result):
         Raises:
           ConfigError: If the file is missing, damaged or of another version.
         """
-        record = archive.load(path, Heads, written_by=written_by)
-        try:
-            check_columns(record.columns, record.layers)
-        except ValueError as error:
-            raise checks.ConfigError(f"{path}: {error}") from None
-        return record
-
-
-def check_columns(columns: Columns, layers: Sequence[Layer], where: str = "") -> None:
-    """Checks the type, the shape and the range of each part of columns.
-
-    Raises:
-      ValueError: If a part does not fit the heads of the layers, is of another type, or
-        cannot be what it is named for. `where` follows the column's name.
-    """
-    shape = len(layers), max((len(x.heads) for x in layers), default=0)
-    for name, column in columns.items():
-        of = f"of {name}{where}"
-        require_shape(f"mean {of}", column.mean, shape)
-        require_shape(f"standard errors {of}", column.standard_error, shape)
-        require_shape(f"ranks {of}", column.ranks, (*shape, 2))
-        require_shape(f"names {of}", column.names, shape, kinds="UO")
-        if column.per_example is not None:
-            count = len(column.per_example) if np.ndim(column.per_example) else 0
-            require_shape(f"numbers {of}", column.per_example, (count, *shape))
-        require_range(f"mean {of}", column.mean, -_LARGEST, _LARGEST)
-        require_range(f"standard errors {of}", column.standard_error, 0, _LARGEST)
-        require_range(f"ranks {of}", column.ranks, 1, max(1, shape[0] * shape[1]))
-
-
-def require_shape(
-    name: str, values: np.ndarray | None, *shapes: tuple[int, ...], kinds: str = "f"
-) -> None:
-    """Raises ValueError unless an array has one of NumPy's kinds and this shape."""
-    if values is not None:
-        values = np.asarray(values)
-        require(values.dtype.kind in kinds, name, f"be {_KINDS[kinds]}", values.dtype)
-        wanted = f"have shape {' or '.join(map(str, shapes))}"
-        require(values.shape in shapes, name, wanted, values.shape)
-
-
-def require_range(
-    name: str, values: np.ndarray | None, low: float, high: float
-) -> None:
-    """Raises ValueError unless an array's numbers are in a range, or NaN."""
-    if values is not None:
-        outside = ~(np.isnan(values) | (values >= low) & (values <= high))
-        wanted = f"be numbers from {low:g} to {high:g}"
-        require(not outside.any(), name, wanted, values[outside][:1])
-
-
-def require(is_right: Any, name: str, wanted: str, got: Any = None) -> None:
-    """Raises ValueError with a name, what was wanted and what came, unless right."""
-    if not is_right:
-        got = "" if got is None else f", got {got}"
-        raise ValueError(f"{name} must {wanted}{got}.")
+        return archive.load(path, Heads, written_by=written_by)
 
 
 def columns_at(

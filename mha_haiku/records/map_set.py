@@ -10,17 +10,16 @@ key bins, which are single positions in a whole map.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence, Sized
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from mha_haiku.core import checks, display
-from mha_haiku.records import Column, Heads, Layer, archive, heads
+from mha_haiku.core import display
+from mha_haiku.records import Column, Heads, Layer, archive
 
 MOST_LIKELIEST = 3
-_ROUNDING = 1e-3  # by which a share may be above 1
 
 
 class Axis(NamedTuple):
@@ -133,8 +132,7 @@ class Example(NamedTuple):
       name: "held-out example 3".
       queries: Positions of the rows.
       keys: Positions of the columns.
-      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such, and
-        not saved.
+      weights: Weights of each layer, `[H, P, Q]`; NaN weights are shown as such.
       masked: For each layer booleans `[P, Q]` or `[H, P, Q]`, true where no query may
         attend to any key of the cell; None where it is not known.
       note: A note on the example.
@@ -199,8 +197,9 @@ class MapSet:
 
     def __repr__(self) -> str:
         num_layers, num_heads = self.shape
-        parts = f"{num_layers} layers of up to {num_heads} heads"
-        parts += f", {len(self.examples)} examples"
+        parts = display.count(num_layers, "layer")
+        parts += f" of up to {display.count(num_heads, 'head')}"
+        parts += f", {display.count(len(self.examples), 'example')}"
         return f"MapSet({self.name!r}: {parts}, {len(self.heads.numbers)} statistics)"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
@@ -212,31 +211,24 @@ class MapSet:
         *,
         written_by: str = "python -m mha_haiku dump_attention --workdir=...",
     ) -> "MapSet":
-        """Loads and checks the set in a file of `save`.
+        """Loads the set in a file of `save`.
 
         Args:
           path: The file.
           written_by: The command that writes such a file, for the message of an error.
 
         Raises:
-          ConfigError: If the file is missing, damaged or of another version, or its
-            contents do not fit together.
+          ConfigError: If the file is missing, damaged or of another version.
         """
-        found = archive.load(path, cls, written_by=written_by)
-        try:
-            return found.check(is_finite=True)
-        except ValueError as error:
-            raise checks.ConfigError(f"{path}: {error}") from None
+        return archive.load(path, cls, written_by=written_by)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the set, whole or not at all, as `showing.archive` says.
 
         Raises:
-          ValueError: If `load` would refuse it: its parts do not fit together, or
-            weights are NaN.
           ConfigError: If it cannot be written.
         """
-        return archive.save(path, self.check(is_finite=True))
+        return archive.save(path, self)
 
     @property
     def heads(self) -> Heads:
@@ -268,20 +260,6 @@ class MapSet:
         )
         return MapSet(self.name, tuple(self.layers[i] for i in layers), (one,))
 
-    def check(self, *, is_finite: bool = False) -> "MapSet":
-        """Checks that all sizes fit together; `is_finite`: without NaN.
-
-        Raises:
-          ValueError: If a number of positions, heads, layers, bins or pictures differs
-            from another, or a value cannot be shown. The message names both.
-        """
-        _check_set(self)
-        for example in self.examples if is_finite else ():
-            for layer, weights in zip(self.layers, example.weights, strict=True):
-                name = f"weights of {layer.name} of {example.name!r}"
-                heads.require(not np.isnan(weights).any(), name, "be finite", "NaN")
-        return self
-
 
 class Dossier(NamedTuple):
     """The content of one page: sets of maps that belong together.
@@ -298,80 +276,3 @@ class Dossier(NamedTuple):
     sets: tuple[MapSet, ...]
     notes: tuple[str, ...] = ()
     rounding: float = 0.0
-
-    def check(self) -> "Dossier":
-        """Checks that all sizes fit together, as `MapSet.check` does."""
-        heads.require(self.sets, "sets", "not be empty")
-        for maps in self.sets:
-            maps.check()
-            heads.require(maps.examples, f"examples of {maps.name!r}", "not be empty")
-        return self
-
-
-def _check_set(shown: MapSet) -> None:
-    where = f"of {shown.name!r}" if shown.name else "of the maps"
-    heads.require(shown.layers, f"layers {where}", "not be empty")
-    heads.check_columns(shown.columns, shown.layers, f" {where}")
-    for example in shown.examples:
-        _check_example(example, shown.layers, are_shares=shown.are_shares)
-
-
-def _check_example(
-    example: Example, layers: tuple[Layer, ...], *, are_shares: bool
-) -> None:
-    of = f"of {example.name!r}"
-    for each in (Axes(example.queries, example.keys), *example.kinds.values()):
-        sizes = len(each.queries.tokens), len(each.keys.tokens)
-        for side, axis, size in zip(("queries", "keys"), each[:2], sizes, strict=True):
-            _rises(f"edges of the {side} {of}", axis.edges, size)
-        heads.require_shape(f"alignment {of}", each.alignment, sizes, kinds="b")
-    for name in ("weights", "masked"):
-        parts = getattr(example, name)
-        if parts is not None:
-            _has_length(f"{name} {of}", parts, len(layers), "layers")
-    for i, layer in enumerate(layers):
-        of_layer, axes = f"of {layer.name} {of}", example.axes(layer)
-        cells = axes.queries.bins, axes.keys.bins
-        shape = len(layer.heads), *cells
-        _are_weights(f"weights {of_layer}", example.weights[i], shape, are_shares)
-        masked = example.masked_cells(i)
-        heads.require_shape(f"masked {of_layer}", masked, cells, shape, kinds="b")
-    if example.answers is not None:
-        targets, likeliest, is_whole = example.answers
-        count = 1 if is_whole else len(example.queries.tokens)
-        _has_length(f"targets {of}", targets, count)
-        _has_length(f"likeliest {of}", likeliest, count)
-        shares = np.array([share for row in likeliest for _, share in row], float)
-        heads.require_range(f"probabilities {of}", shares, 0, 1 + _ROUNDING)
-    if example.images is not None:
-        _has_length(f"images {of}", example.images, len(example.keys.tokens))
-
-
-def _rises(name: str, edges: np.ndarray, last: int) -> None:
-    is_right = (
-        edges.ndim == 1
-        and edges.size > 0
-        and edges.dtype.kind in "iu"
-        and (np.diff(edges.astype(np.int64)) > 0).all()
-        and (edges[0], edges[-1]) == (0, last)
-    )
-    heads.require(is_right, name, f"be integers that rise from 0 to {last}", edges)
-
-
-def _are_weights(
-    name: str, weights: np.ndarray, shape: tuple[int, ...], are_shares: bool
-) -> None:
-    weights = np.asarray(weights)
-    heads.require_shape(name, weights, shape)
-    if np.isinf(weights).any():
-        got = f"values from {np.nanmin(weights)} to {np.nanmax(weights)}"
-        heads.require(False, name, "be finite (or NaN)", got)
-    if are_shares:
-        heads.require_range(name, weights, 0, 1 + _ROUNDING)
-
-
-def _has_length(
-    name: str, parts: Sized, count: int, of_what: str = "positions"
-) -> None:
-    wanted = f"be one for each of {count} {of_what}"
-    heads.require(len(parts) == count, name, wanted, len(parts))

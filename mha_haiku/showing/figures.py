@@ -96,7 +96,7 @@ def of_example(
     count, widths = len(places), {len(row) for row in rows_of_layers}
     if not 0 < count <= _MOST_PANELS:
         raise ValueError(
-            f"head and layer must choose from 1 to {_MOST_PANELS} maps for a figure, "
+            f"heads and layer must choose from 1 to {_MOST_PANELS} maps for a figure, "
             f"got {count}."
         )
     if others and len(widths) == 1 and max(widths) > 1:  # a row for each layer

@@ -61,27 +61,36 @@ _VAGUE = {"uniform", "broad"}
 # Their scores are no shares of attention, and are not compared with such.
 _BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
 _NO_ROLE = "no_clear_role"
-_VIEWER = importlib.resources.files("mha_haiku.showing").joinpath("viewer")
 
 
 def render(shown: Dossier) -> str:
     """Renders the page, a whole HTML document, to be stored as UTF-8."""
-    script = "\n".join(map(_source, _source("order.txt").split()))
+    return document("viewer", shown.title, contents(shown))
+
+
+def document(name: str, title: str, content: Any) -> str:
+    """Renders a page from the files of a folder here, and the content it shows."""
+
+    def source(file: str) -> str:
+        return folder.joinpath(file).read_text("utf-8")
+
+    folder = importlib.resources.files("mha_haiku.showing").joinpath(name)
+    script = "\n".join(map(source, source("order.txt").split()))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
-    styles = sorted(x.name for x in _VIEWER.iterdir() if x.name.endswith(".css"))
-    style = "\n".join(map(_source, styles))
+    styles = sorted(x.name for x in folder.iterdir() if x.name.endswith(".css"))
+    style = "\n".join(map(source, styles))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return string.Template(_source("viewer.html")).substitute(
+    return string.Template(source(f"{name}.html")).substitute(
         policy=policy,
-        title=html.escape(labels.one_line(shown.title)),
+        title=html.escape(labels.one_line(title)),
         style=style,
         script=script,
-        data=to_json(contents(shown)),
+        data=to_json(content),
     )
 
 
@@ -479,10 +488,6 @@ def _plain(values: np.ndarray | None) -> Any:
 def _packed(data: np.ndarray | bytes) -> str:
     data = data if isinstance(data, bytes) else data.tobytes()
     return base64.b64encode(zlib.compress(data, 6)).decode()
-
-
-def _source(name: str) -> str:
-    return _VIEWER.joinpath(name).read_text("utf-8")
 
 
 def _digest(text: str) -> str:

@@ -20,7 +20,7 @@ def of_dossier(whole: Dossier, *, budget: int) -> View:
       ValueError: If not even the smallest cut fits.
     """
     size = 0
-    for shown in byte_budget.cuts(whole.check(), budget):
+    for shown in byte_budget.cuts(whole, budget):
         html = page.render(shown)
         inline = _inline(shown, html)
         if (size := len(inline.encode())) <= budget:

@@ -35,6 +35,7 @@ class Lens(Result):
     texts: np.ndarray
     probabilities: np.ndarray  # `[L + 1, T]`
     logits: jax.Array  # `[L + 1, T, C]`
+    layers: tuple[int, ...] = ()  # numbers in the model; () for 0, 1, ..., L - 1
 
     title = "Logit lens: the likeliest next token after each layer"
     file_name = "lens"
@@ -42,7 +43,8 @@ class Lens(Result):
     @property
     def names(self) -> list[str]:
         """The name of each row."""
-        return [*(f"before layer {i}" for i in range(len(self.texts) - 1)), "output"]
+        numbers = self.layers or range(len(self.texts) - 1)
+        return [*(f"before layer {i}" for i in numbers), "output"]
 
     def __repr__(self) -> str:
         rows = [("", self.tokens), *zip(self.names, self.texts, strict=True)]
@@ -152,13 +154,17 @@ class Rollout(Result):
     title: str
     tokens: tuple[str, ...]  # the texts of the T inputs
     shares: np.ndarray  # `[L, T]`, a row sums to 1
+    layers: tuple[int, ...]  # their L numbers in the model
     file_name = "rollout"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each input, with its share up to each layer."""
         return [
             {"position": t, "token": token}
-            | {f"layer {i}": float(x) for i, x in enumerate(self.shares[:, t])}
+            | {
+                f"layer {i}": float(x)
+                for i, x in zip(self.layers, self.shares[:, t], strict=True)
+            }
             for t, token in enumerate(self.tokens)
         ]
 
@@ -166,7 +172,7 @@ class Rollout(Result):
 def _of_rollout(found: Rollout) -> Grid:
     return Grid(
         found.shares,
-        [f"up to layer {i}" for i in range(len(found.shares))],
+        [f"up to layer {i}" for i in found.layers],
         [visible(x) for x in found.tokens],
         "share",
         title=found.title,

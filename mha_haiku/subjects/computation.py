@@ -202,9 +202,9 @@ def batches_given(
     where there are any.
     """
     if not isinstance(examples, numbers.Number):
-        needs = is_of_loss(subject)
-        if targets and subject.task is not None:
-            needs = metric_name(subject, metric) != "drift"
+        # A wrapped function may compute a loss without them.
+        needs = targets and subject.task is not None
+        needs = needs and metric_name(subject, metric) != "drift"
         options = {"targets": targets, "required": needs}
         return conversion.batches(subject, examples, **options)
     with checks.user_mistakes():
@@ -235,7 +235,7 @@ def measured(
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
         if own is heads.metrics.loss:
-            own = heads.metrics.loss_of(targets_of(subject, next(iter(batches))))
+            own = heads.metrics.Loss(targets_of(subject, next(iter(batches))))
         return heads.Measured(model, own, params, batches)
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
@@ -254,13 +254,11 @@ def targets_of(subject: Subject, batch: tasks.Example) -> str:
     """
     counted = np.asarray(batch.weights) > 0
     if not counted.any():
-        why = "has examples without targets; pass metric= to mh.wrap"
+        why = "has examples without targets; give labels, or pass metric= to mh.wrap"
         refuse(subject, "the loss", why)
     tokens, targets = np.asarray(batch.inputs), np.asarray(batch.targets)
-    if batch.decoder_inputs is not None:
-        return "the target"
-    if tokens.shape != targets.shape:
-        return "the label" if targets.ndim == 1 else "the labels"
+    if batch.decoder_inputs is not None or tokens.shape != targets.shape:
+        return "the target" if batch.decoder_inputs is not None else "the labels"
     are_next = np.where(counted[:, :-1], tokens[:, 1:] == targets[:, :-1], True).all()
     if are_next and _sees_next(subject, batch):
         refuse(
@@ -272,26 +270,22 @@ def targets_of(subject: Subject, batch: tasks.Example) -> str:
         )
     if are_next:
         return "the next token"
-    is_hidden = subject.codec.mask_probability is not None
-    return "hidden tokens" if is_hidden else "the labels"
+    return "hidden tokens" if subject.codec.mask_probability else "the labels"
 
 
-def with_loss(
-    subject: Subject, batch: tasks.Example, loss: heads.Metric | None = None
-) -> models.Model:
+def with_loss(subject: Subject, batch: tasks.Example) -> models.Model:
     """Returns a wrapped model with the loss to train on.
 
-    This is `loss`, the subject's metric, the loss that a module itself computes from
-    the batch, or the cross-entropy of the targets.
+    This is the subject's metric, the loss that a module itself computes from the batch,
+    or the cross-entropy of the targets.
     """
-    metric = loss or subject.metric or heads.metrics.loss
-    if metric is not heads.metrics.loss:
-        return subject.model._replace(loss=lambda x, example: metric(x.logits, example))
-    run = functools.partial(model_runs.run, subject.model)
-    if jax.eval_shape(run, subject.params, batch).loss is not None:
-        return subject.model._replace(loss=lambda x, _: x.loss)
-    targets_of(subject, batch)
-    return subject.model
+    metric = subject.metric or heads.metrics.loss
+    if metric is heads.metrics.loss:
+        run = functools.partial(model_runs.run, subject.model)
+        if jax.eval_shape(run, subject.params, batch).loss is not None:
+            return subject.model._replace(loss=lambda x, _: x.loss)
+        targets_of(subject, batch)
+    return subject.model._replace(loss=lambda x, example: metric(x.logits, example))
 
 
 def _sees_next(subject: Subject, batch: tasks.Example) -> bool:

@@ -3,7 +3,6 @@
 B batch, T positions, D width of features.
 """
 
-import hashlib
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -53,7 +52,28 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
         batch, is_one = _batch(codec, given)
     model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
+    batch = codec.bound(batch)
+    compared_with_torch(subject, batch)
     return batch, is_one
+
+
+def compared_with_torch(
+    subject: Subject, batch: tasks.Example, *, always: bool = False
+) -> Any:
+    """Compares a PyTorch module with its trace on a batch; None of other subjects.
+
+    Raises:
+      ValueError: If they differ.
+    """
+    if subject.certifier is None:
+        return None
+    sides = {"": batch.inputs, "decoder_": batch.decoder_inputs}
+    counted = [
+        model_runs.counted(np.shape(inputs)[1], batch, side)
+        for side, inputs in sides.items()
+        if np.ndim(inputs) > 1
+    ]
+    return subject.certifier.see(batch.model_inputs(), counted, always=always)
 
 
 def batches(
@@ -67,8 +87,9 @@ def batches(
     """
     if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
         given = list(given)  # it may be gone through only once
-    if parts := _parts_of(subject, given):
-        found = (batches(subject, x, targets=targets, required=required) for x in parts)
+    kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
+    if isinstance(given, list) and given and isinstance(given[0], kinds):
+        found = (batches(subject, x, targets=targets, required=required) for x in given)
         return [batch for each in found for batch in each]
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
@@ -91,16 +112,6 @@ def batches(
     if knows_lengths or not is_padded:
         return [batch]
     return [_alone(batch, i) for i in range(len(batch.inputs))]
-
-
-def _parts_of(subject: Subject, given: Any) -> list[Any]:
-    """Lists the inputs of an iterable of mappings, pairs or batches; [] of others."""
-    is_one = isinstance(given, str | tasks.Example) or not isinstance(given, Sequence)
-    if is_one or not given or (subject.codec.has_decoder and isinstance(given, tuple)):
-        return []
-    kinds = Mapping | tasks.Example
-    kinds = kinds | tuple if subject.codec.has_decoder else kinds
-    return list(given) if isinstance(given[0], kinds) else []
 
 
 def _alone(batch: tasks.Example, i: int) -> tasks.Example:
@@ -155,10 +166,10 @@ def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example
     can_hide = are_hidden & ~np.isin(tokens, codec.special)
     for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
         # The text is the seed: its hidden tokens are the same in every batch.
-        seed = np.frombuffer(hashlib.sha256(row[marks].tobytes()).digest(), np.uint32)
-        draws = np.where(free, 1.0, np.inf)
-        draws[marks] *= np.random.default_rng(seed).random(marks.sum())
-        marks[:] = free & (draws <= max(codec.mask_probability or 0.0, draws.min()))
+        draws = np.random.default_rng(row[marks]).random(np.sum(free))
+        least = draws.min(initial=1)
+        marks[:] = False
+        marks[free] = draws <= max(codec.mask_probability or 0.0, least)
     return batch._replace(
         inputs=np.where(are_hidden, codec.mask, tokens),
         targets=tokens.astype(np.int32),

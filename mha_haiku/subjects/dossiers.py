@@ -1,43 +1,25 @@
-"""What the page of a folder of maps shows: its maps, snapshots and importance."""
+"""What the page of a folder of maps shows: its maps and importance."""
 
 import contextlib
 import dataclasses
-import logging
 import os
 from pathlib import Path
 
-from mha_haiku.core import attention, checks
+from mha_haiku.core import checks
 from mha_haiku.lab import heads
-from mha_haiku.lab.statistics import NAMES
 from mha_haiku.records import Heads, archive, map_set
-from mha_haiku.records.heads import OFFSET
 from mha_haiku.training.runs import folders
-
-_logger = logging.getLogger("mha_haiku")
 
 
 def of_folder(folder: str | os.PathLike) -> map_set.Dossier:
-    """Makes the dossier of a folder's `maps.npz`, its snapshots and its run."""
+    """Makes the dossier of a folder's `maps.npz` and its run."""
     folder = checks.as_path(folder)
     above = folder.resolve().parents[:3]
     root = next((x for x in above if folders.Folder(x).config.exists()), None)
     shown = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
-    moments = _snapshots(folder / "snapshots")
-    if moments and shown.step is not None:
-        # The last of the training may be a snapshot as well.
-        moments = [moment for moment in moments if moment.step != shown.step]
-        moments.append(dataclasses.replace(shown, name=f"step {shown.step}"))
-        moments.sort(key=lambda moment: moment.step or 0)
-    else:
-        moments = [dataclasses.replace(shown, step=None)]
+    shown = dataclasses.replace(shown, step=None)
     note = "The exact numbers are in maps.npz next to this page."
-    return map_set.Dossier(shown.name, tuple(moments), notes=(note,))
-
-
-def steps_of(snapshots: Path) -> list[int]:
-    """Lists the steps of the snapshots in a folder, in order."""
-    paths = snapshots.glob("*/maps.npz")
-    return sorted(int(path.parent.name) for path in paths if path.parent.name.isdigit())
+    return map_set.Dossier(shown.name, (shown,), notes=(note,))
 
 
 def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
@@ -65,25 +47,6 @@ def _are_measures(found: Heads) -> bool:
         if not (column.label.startswith(start) and column.label.endswith(end)):
             return False
     return True
-
-
-def _snapshots(folder: Path) -> list[map_set.MapSet]:
-    """Loads the saved moments of a training, with only the numbers `aligned`."""
-    moments = []
-    for step in steps_of(folder):
-        try:
-            maps = map_set.MapSet.load(folder / str(step) / "maps.npz")
-        except archive.FormatError as error:
-            _logger.warning(f"left out: {str(error).splitlines()[0]}")
-            continue
-        named = {name for name, _ in NAMES.values()}
-        statistics = {*attention.STATISTICS, *named, OFFSET}
-        alignments = {x: y for x, y in maps.columns.items() if x not in statistics}
-        maps = dataclasses.replace(
-            maps, name=f"step {step}", step=step, columns=alignments
-        )
-        moments.append(maps)
-    return moments
 
 
 def command(script: str, root: str | os.PathLike) -> str:

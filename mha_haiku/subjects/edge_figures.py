@@ -33,7 +33,8 @@ _THICKEST = 4.0  # points of the strongest edge
 def _of_patched(patched: heads.Patched) -> Grid:
     mean, axes = patched.mean, patched.axes
     named = records.Layer.of_kinds(patched.kinds, [()] * len(mean))
-    rows = layers = [each.name for each in named]
+    layers = [f"layer {x}" for x in patched.numbers] or [each.name for each in named]
+    rows = layers
     columns = list(map(visible, patched.tokens))
     if axes == ("layer",):
         mean, columns = mean[:, None], [patched.unit]

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mha_haiku.core import checks, models
+from mha_haiku.interop import torch_modules
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
@@ -44,9 +45,23 @@ class Codec(NamedTuple):
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are shifted by one, as in causal models
     takes_labels: bool = False  # whether a module computes a loss of its own from them
+    fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
     mask: int | None = None  # the token that hides another
     special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
     mask_probability: float | None = None  # share of tokens to hide and predict, if any
+    # Where a PyTorch module reads values of inputs; None for another model.
+    reads: list[str] | None = None
+
+    def bound(self, batch: tasks.Example) -> tasks.Example:
+        """Makes inputs constants of programs of a PyTorch module that reads them.
+
+        So are integers that do not fit 32 bits.
+        """
+        if self.reads is None:
+            return batch
+        names = ("inputs", "lengths", "decoder_inputs", "decoder_lengths", "others")
+        arrays = {name: getattr(batch, name) for name in names}
+        return batch._replace(**torch_modules.bound(arrays, every=bool(self.reads)))
 
     def check(self, batch: tasks.Example) -> None:
         """Raises ValueError if a wrapped model has no row for a token or position."""
@@ -120,11 +135,6 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     mask, special = (
         getattr(tokenizer, name, None) for name in ("mask_token_id", "all_special_ids")
     )
-    if hasattr(tokenizer, "get_added_tokens_decoder"):  # of tokenizers
-        added = tokenizer.get_added_tokens_decoder().items()
-        special = [token for token, x in added if x.special]
-        masks = map(tokenizer.token_to_id, tokenization.MASKS)
-        mask = next((x for x in masks if x is not None), None)
     return codec._replace(mask=mask, special=tuple(special or ()))
 
 
@@ -143,9 +153,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     alone = functools.partial(tokenization.encoded, tokenizer)
     codec = Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
-    special = (*tokenizer.before, *tokenizer.after)
-    of = {"end_tokens": tokenizer.end_tokens, "special": special}
-    return codec._replace(mask=tokenizer.mask, **of)
+    ends, special = tokenizer.end_tokens, (*tokenizer.before, *tokenizer.after)
+    return codec._replace(end_tokens=ends, mask=tokenizer.mask, special=special)
 
 
 def _without_added_space(

@@ -13,13 +13,12 @@ from mha_haiku.core import arguments, checks, models, sites
 from mha_haiku.interop import jax_modules, sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import (
-    computation,
     conversion,
     encoding,
     imported_runs,
     observers,
 )
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, merged
 from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop
@@ -31,6 +30,7 @@ def load(
     step: int | None = None,
     dtype: Any = None,
     trust: bool = False,
+    check: bool = True,
 ) -> Subject:
     """Loads a trained model from a run, a file, a package or the hub.
 
@@ -43,6 +43,7 @@ def load(
       dtype: Dtype of pretrained parameters. Defaults to float32.
       trust: Whether the Python file that a run names as its task may be executed;
         `show` and others then accept the folder, too. No other file has code.
+      check: Whether to compare a model of transformers with torch, as in `wrap`.
 
     Raises:
       ConfigError: If there is no such model, or it cannot be read, or it needs
@@ -70,7 +71,7 @@ def load(
     loaded = torch_modules.load(found, dtype=dtype)
     if loaded is not None:
         module, tokenizer = loaded
-        return wrap(module, tokenizer=tokenizer, name=name)
+        return wrap(module, tokenizer=tokenizer, name=name, check=check)
     imported = interop.load(found, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
@@ -90,9 +91,9 @@ def train(
 ) -> Subject:
     """Trains a model, or resumes its run, and returns it as a subject.
 
-    Next to what `runs.train` writes, the folder gets its attention maps, and the
-    snapshots that the config asks for; `show(workdir)` is their page. After an
-    interrupt there are no maps; the same call resumes.
+    Next to what `runs.train` writes, the folder gets its attention maps, of which
+    `show(workdir)` is the page, and what heads did while it trained, if the config asks
+    for it. After an interrupt there are no maps; the same call resumes.
 
     Args:
       what: A task, such as `tasks.from_arrays` returns; or a whole config. A task means
@@ -135,7 +136,7 @@ def train_observed(
     config: configuration.RunConfig, workdir: str | os.PathLike, **options: Any
 ) -> loop.Summary:
     """Trains with the observer of the laboratory; otherwise as `runs.train`."""
-    watching = [observers.Snapshots(config.training, config.attention.snapshots)]
+    watching = [observers.Recorder(config.attention.record_every)]
     return loop.train(config, workdir, observers=watching, **options)
 
 
@@ -148,6 +149,7 @@ def wrap(
     examples: Any = None,
     mask_probability: float | None = None,
     name: str = "",
+    check: bool = True,
 ) -> Subject:
     """Wraps any JAX function, or a module of PyTorch, Flax or Equinox, as a subject.
 
@@ -164,8 +166,7 @@ def wrap(
         keyword `lengths`, where examples have lengths, and in training a key `rng`, if
         it takes one. Or a module of PyTorch, NNX or Equinox, or a bound one of Linen,
         which is not changed.
-      params: Parameters of the function, or variables of a module of Linen that is not
-        bound; other modules have them themselves.
+      params: Parameters of the function; a module has them itself.
       tokenizer: An object with `encode(text)` and `decode(tokens)`, such as the
         tokenizer of `interop.load` or of transformers; None if inputs are arrays.
       metric: A function from logits and examples to a number per example, the lower the
@@ -176,6 +177,9 @@ def wrap(
         token and become the targets, instead of the next tokens; at least one of a
         text, and the same ones each time.
       name: Name of the subject. Defaults to the function's name.
+      check: Whether a PyTorch module is run next to its trace, on the first inputs of
+        each kind that a verb or `examples` has, and an error is raised where outputs,
+        maps or gradients differ. See the verb `check`, which compares in any case.
 
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
@@ -192,7 +196,7 @@ def wrap(
       (1, 3, 7)
     """
     codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
-    fixed: tuple[str, ...] = ()
+    certifier = None
     if mask_probability is not None:
         checks.share("mask_probability", mask_probability)
         if codec.mask is None:
@@ -205,8 +209,9 @@ def wrap(
                 f"{type(params).__name__}; a tokenizer is given by tokenizer=."
             )
         module = torch_modules.convert(function)
-        function, params, fixed = module.function, module.params, module.fixed
-        read = {name: getattr(module, name) for name in module._fields[2:-1]}
+        certifier = torch_modules.Certifier(module, is_strict=check)
+        function, params = module.function, module.params
+        read = {name: getattr(module, name) for name in module._fields[8:]}
         read["end_tokens"] = (*module.end_tokens, *codec.end_tokens)
         codec = codec._replace(**read)
         name = name or module.name
@@ -216,8 +221,9 @@ def wrap(
             f"module of PyTorch, Flax or Equinox, got {type(function).__name__}."
         )
     else:
-        if jax_modules.is_module(function):
-            function, params, fixed = jax_modules.convert(function, params)
+        if module := jax_modules.convert(function, params):
+            function, params, fixed = module
+            codec = codec._replace(fixed=tuple(fixed))
         codec = codec._replace(names=_names_of_inputs(function))
     parameters = arguments.parameters_of(function)
     has_others = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
@@ -233,13 +239,7 @@ def wrap(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
             )
-        whole = jax.tree.map(
-            lambda array, other: other if array is None else array,
-            arrays,
-            params,
-            is_leaf=lambda x: x is None,
-        )
-        return function(whole, inputs, **given)
+        return function(merged(params, arrays), inputs, **given)
 
     model = models.of_function(of_arrays)
     subject = Subject(
@@ -248,7 +248,7 @@ def wrap(
         name or model.description,
         codec=codec,
         metric=metric or heads.metrics.loss,
-        fixed=fixed,
+        certifier=certifier,
     )
     if examples is None:
         return subject
@@ -258,16 +258,8 @@ def wrap(
     examples = list(examples)  # it may be gone through only once
     if examples and all(isinstance(x, str) for x in examples):
         examples = [examples]
-    batches = [batch for given in examples for batch in _batches(subject, given)]
-    return subject.replace(batches=batches)
-
-
-def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
-    """Makes batches of examples of inputs; tokens have the next ones as targets."""
-    first = conversion.batches(subject, given, targets=False)[0].inputs
-    are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    required = are_tokens and computation.is_of_loss(subject)
-    return conversion.batches(subject, given, targets=are_tokens, required=required)
+    make = functools.partial(conversion.batches, subject, targets=True, required=False)
+    return subject.replace(batches=[batch for x in examples for batch in make(x)])
 
 
 def _names_of_inputs(function: Callable) -> tuple[str, ...]:

@@ -45,62 +45,34 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     return [*batches[:last], taken(batches[last], slice(kept))]
 
 
-def padded(
-    batches: Sequence[tasks.Example], *, with_lengths: bool
-) -> list[tasks.Example]:
-    """Fills batches up to one length with zeros that do not count, and sets lengths."""
-    of = [x._replace(decoder_inputs=x.inputs[:, :0]) for x in batches]
-    of = [
-        y if x.decoder_inputs is None else x for x, y in zip(batches, of, strict=True)
-    ]
-    sides = ("inputs", "decoder_inputs")
-    longest = [max(np.shape(getattr(x, side))[1] for x in of) for side in sides]
+def joined(batches: Sequence[tasks.Example], *, fills: bool = False) -> tasks.Example:
+    """Makes one batch of several, whose examples must be alike.
 
-    def filled(batch: tasks.Example) -> tasks.Example:
-        has_decoder, found = batch.decoder_inputs is not None, {}
-        arrays = {**batch._asdict(), **(batch.others or {})}
-        for name, x in arrays.items():
-            of_targets = name in ("targets", "weights", "labels")
-            is_decoder = name.startswith("decoder_") or (of_targets and has_decoder)
-            side = batch.decoder_inputs if is_decoder else batch.inputs
-            own = 0 if side is None else np.shape(side)[1]
-            if np.ndim(x) > 1 and np.shape(x)[:2] == (len(batch.inputs), own):
-                widths = [(0, 0)] * np.ndim(x)
-                widths[1] = 0, longest[is_decoder] - own
-                x = np.pad(x, widths, constant_values=-100 if name == "labels" else 0)
-            elif with_lengths and x is None and name.endswith("lengths"):
-                x = np.full(len(batch.inputs), own, np.int32) if own else None
-            found[name] = x
-        others = {name: found.pop(name) for name in batch.others or {}}
-        return tasks.Example(**found | {"others": others or None})
-
-    same = (
-        [np.shape(x.inputs)[1] for x in batches],
-        [x.lengths is None for x in batches],
-    )
-    return (
-        list(map(filled, batches)) if any(len({*x}) > 1 for x in same) else [*batches]
-    )
-
-
-def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
-    """Makes one batch of several, whose examples must be alike."""
+    Or it `fills` shorter ones with zeros, and labels with -100, which do not count.
+    """
     counts = [len(batch.inputs) for batch in batches]
     unlike = ValueError(
         "examples must be of one length, with equal settings, to be in one batch; "
         "batches has each."
     )
     shapes = [jax.tree.map(lambda x: np.shape(x)[1:], batch) for batch in batches]
-    if any(shape != shapes[0] for shape in shapes):
+    if not fills and any(shape != shapes[0] for shape in shapes):
         raise unlike
 
-    def join(*parts: Any) -> Any:
+    def join(path: tuple, *parts: Any) -> Any:
         pairs = zip(parts, counts, strict=True)
         if all(np.ndim(x) and len(x) == count for x, count in pairs):
-            return np.concatenate(parts)
+            longest = np.max([np.array(x.shape[1:], int) for x in parts], 0)
+            value = -100 if "labels" in str(path[-1]) else 0
+
+            def filled(x: Any) -> np.ndarray:
+                ends = np.append(0, longest - np.array(x.shape[1:], int))
+                return np.pad(x, np.stack([0 * ends, ends], 1), constant_values=value)
+
+            return np.concatenate(list(map(filled, parts)))
         # Without an axis of examples.
         if not all(np.array_equal(x, parts[0]) for x in parts):
             raise unlike
         return parts[0]
 
-    return jax.tree.map(join, *batches)
+    return jax.tree_util.tree_map_with_path(join, *batches)

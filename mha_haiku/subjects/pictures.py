@@ -154,7 +154,7 @@ def _title(found: text_maps.TextMaps, shown_set: MapSet) -> str:
 def plot(
     what: Any,
     *,
-    head: int | Sequence[int] | None = None,
+    heads: int | Sequence[int] | None = None,
     layer: int | str | None = None,
     example: int = 0,
     tokens: Any = None,
@@ -172,7 +172,7 @@ def plot(
         are of held-out examples, as in `show`; statistics, importance or roles; the
         result of a verb (`subject.importance()`, ...); or the path of a run's
         `metrics.jsonl` or `maps.npz`.
-      head: Head of the maps, or a list of heads. Defaults to all, in a grid.
+      heads: A head of each layer, or a list of heads. Defaults to all, in a grid.
       layer: Layer of the maps, from 0. Defaults to all layers, one row per layer. For
         an encoder-decoder also "cross.0", or "cross" for all of a kind, which is the
         default.
@@ -191,7 +191,7 @@ def plot(
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 1, 5, 2, 4))
-      >>> figure = mh.plot(mh.attend(query, key, value)[1], head=1, tokens="abcde")
+      >>> figure = mh.plot(mh.attend(query, key, value)[1], heads=1, tokens="abcde")
       >>> len(figure.axes)  # figure.savefig("map.pdf")
       2
     """
@@ -218,18 +218,18 @@ def plot(
             checks.integer_in("example", example, 0, len(whole.examples) - 1)
             whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
-            of_maps = dict(head=head, layer=layer, example=example or None, **texts)
+            of_maps = dict(heads=heads, layer=layer, example=example or None, **texts)
             for name, value in of_maps.items():
                 if value is not None:
                     raise ValueError(
-                        f"{name} is for attention maps, and not for "
+                        f"{name}= is for attention maps, and not for "
                         f"{type(what).__name__}."
                     )
             figure = plots.figure_of(what, title=title)
             if size is not None:
                 figure.set_size_inches(size)
             return figure
-        names = None if head is None else _names_of(whole, head)
+        names = None if heads is None else _names_of(whole, heads)
         return figures.of_example(whole, heads=names, size=size, title=title)
 
 
@@ -309,7 +309,7 @@ def _programs(model: models.Model) -> dict:
 def dossier_of(value: Any, compare: Any = None) -> Dossier:
     """Makes the dossier of an object that has maps without inputs.
 
-    They are the maps and snapshots that were saved in a run's folder, if there are any.
+    They are the maps that were saved in a run's folder, if there are any.
     `compare` is another such object, or a dict of one by its name, or None.
     """
     if isinstance(value, str | os.PathLike):
@@ -333,13 +333,13 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
     return Dossier(f"{first.name} and {other.title}", both)
 
 
-def _names_of(whole: MapSet, head: int | Sequence[int]) -> list[str]:
+def _names_of(whole: MapSet, heads: int | Sequence[int]) -> list[str]:
     """Lists the names of heads, which are their numbers in the unpruned model."""
-    wanted = np.ravel(head).tolist()
-    if not wanted:
-        raise ValueError("head must be a number or a list of them, got none.")
-    known = sorted({name for layer in whole.layers for name in layer.heads}, key=int)
-    return [checks.choice("head", str(each), known) for each in wanted]
+    numbers = np.ravel(heads).tolist()
+    if not numbers:
+        raise ValueError("heads must be a number or a list of them, got none.")
+    names = sorted({name for layer in whole.layers for name in layer.heads}, key=int)
+    return [checks.choice("heads", str(number), names) for number in numbers]
 
 
 def named(value: Any) -> tuple[str, Any]:

@@ -25,8 +25,10 @@ import jax
 import numpy as np
 
 from mha_haiku.core import arguments, checks, display, models
+from mha_haiku.interop import torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
+from mha_haiku.records import Layer
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.training import devices, evaluation, tasks
 from mha_haiku.training.runs import configuration, folders, progress
@@ -60,7 +62,7 @@ class Subject:
     metric: heads.Metric | None = None  # of a wrapped function; defaults to the task's
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
-    fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
+    certifier: torch_modules.Certifier | None = None  # of a PyTorch module
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
@@ -120,8 +122,9 @@ class Subject:
         from mha_haiku.subjects.verbs.pruned_models import prune
         from mha_haiku.subjects.verbs.quality import metrics
         from mha_haiku.subjects.verbs.rollouts import rollout
-        from mha_haiku.subjects.verbs.saved_models import save, train
+        from mha_haiku.subjects.verbs.saved_models import save
         from mha_haiku.subjects.verbs.values import (
+            check,
             lens,
             logits,
             look,
@@ -130,11 +133,16 @@ class Subject:
             show,
             sites,
         )
+        from mha_haiku.subjects.verbs.wrapped_runs import train
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
         step = f", step {self.step:,}" if self.step else ""
-        return f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters)"
+        torch = "" if self.certifier is None else f", {self.certifier}"
+        torch += ", a program per input" if self.codec.reads else ""
+        return (
+            f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters{torch})"
+        )
 
     @property
     def title(self) -> str:
@@ -193,7 +201,10 @@ class Subject:
         return self.replace(model=self.model.edited(edits))
 
     def ablated(self, *chosen: int | Sequence[Any]) -> Self:
-        """Ablates heads: (attention layer, head), ...; or one, by two numbers.
+        """Ablates heads: (layer, head), ...; or one, by two numbers.
+
+        A layer has its number in the model; of an encoder-decoder, its number among
+        all attention layers.
 
         Raises:
           ValueError: If there is no such layer or head.
@@ -252,12 +263,17 @@ def check_parameters(subject: Subject, verb: str) -> None:
         refuse(subject, verb, "has edits, which are not parameters")
 
 
+def merged(params: Any, others: Any) -> Any:
+    """Replaces the leaves of a tree that are not None in another."""
+    return jax.tree.map(lambda x, y: x if y is None else y, params, others)
+
+
 class Part(NamedTuple):
     """An attention part, and its heads."""
 
     path: str  # of its sites
     kind: str  # one of `models.KINDS`; "" if there is only one kind
-    layer: int  # which layer of its kind
+    layer: int  # the number of its layer in the model, or in the stack of its kind
     names: tuple[int, ...]  # of its heads, as in the unpruned layer
 
     @property
@@ -287,17 +303,41 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"
         refuse(subject, "counting heads", why)
     kinds = model_runs.kinds_of(*arguments) or [""] * len(counts)
+    by_kind = {
+        x: [y for y, z in zip(counts, kinds, strict=True) if z == x] for x in kinds
+    }
+    numbers = itertools.chain(*map(model_runs.layer_numbers, by_kind.values()))
     return [
-        Part(path, kinds[i], i - kinds.index(kinds[i]), tuple(range(count)))
-        for i, (path, count) in enumerate(counts.items())
+        Part(path, kind, number, tuple(range(count)))
+        for (path, count), kind, number in zip(
+            counts.items(), kinds, numbers, strict=True
+        )
     ]
+
+
+def layers_of(parts: Sequence[Part]) -> tuple[Layer, ...]:
+    """Makes the layers of a record of heads."""
+    return tuple(
+        Layer.of_model(x.kind, x.layer, i, x.names) for i, x in enumerate(parts)
+    )
+
+
+def part_index(parts: Sequence[Part], layer: Any, name: str = "layer") -> int:
+    """Finds the attention part of a layer; see `Subject.ablated` for its number."""
+    has_kinds = any(part.kind for part in parts)
+    numbers = [i if has_kinds else part.layer for i, part in enumerate(parts)]
+    checks.integer_in(name, layer, 0, max(numbers, default=0))
+    if layer not in numbers:
+        others = checks.listed([*map(str, numbers)])
+        raise ValueError(f"layer {layer} has no attention; layers {others} have.")
+    return numbers.index(layer)
 
 
 def part_with(parts: Sequence[Part], layer: int, head: int) -> str:
     """Finds the path of the attention part that has this head."""
-    checks.integer_in("layer", layer, 0, len(parts) - 1)
-    checks.integer_in("head", head, 0, len(parts[layer].names) - 1)
-    return parts[layer].path
+    part = parts[part_index(parts, layer)]
+    checks.integer_in("head", head, 0, len(part.names) - 1)
+    return part.path
 
 
 class Verb(NamedTuple):
@@ -344,7 +384,25 @@ def verb(
     """
     if function is None:
         return functools.partial(verb, command=command, folder=folder)
-    function = arguments.checked(function)
+    function = _reading(arguments.checked(function))
     VERBS[function.__name__] = Verb(function, command, folder)
     setattr(Subject, function.__name__, function)
     return function
+
+
+def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Calls a verb again with inputs that are constants, where a module reads them."""
+
+    @functools.wraps(function)
+    def method(subject: Subject, *args: Any, **options: Any) -> Any:
+        try:
+            return function(subject, *args, **options)
+        except torch_modules.ReadsInputsError as error:
+            codec = subject.codec
+            if codec.reads is None:
+                raise
+            codec.reads.append(str(error))
+            batches = subject.batches and [codec.bound(x) for x in subject.batches]
+            return function(subject.replace(batches=batches), *args, **options)
+
+    return method

@@ -60,7 +60,10 @@ def make_evaluation(
 
 
 def means(sums: losses.Sums) -> dict[str, float]:
-    """Averages loss (nats per target), accuracy and, where counted, `exact_match`."""
+    """Averages loss (nats per target), accuracy and, where counted, `exact_match`.
+
+    A loss of another kind than ours has no accuracy.
+    """
     parts: dict[str, tuple[Any, Any]] = {
         "loss": (sums.loss, sums.weight),
         "accuracy": (sums.correct, sums.weight),
@@ -70,4 +73,5 @@ def means(sums: losses.Sums) -> dict[str, float]:
     return {
         name: float(total) / float(count) if count else float("nan")
         for name, (total, count) in parts.items()
+        if name != "accuracy" or not np.isnan(total)
     }

@@ -75,10 +75,7 @@ def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
 
 
 def make(
-    config: OptimizerConfig,
-    *,
-    steps: int,
-    own: optax.GradientTransformation | None = None,
+    config: OptimizerConfig, *, steps: int, own: Any = None
 ) -> optax.GradientTransformation:
     """Makes the optimizer that the config describes, or freezes parameters for `own`.
 
@@ -91,11 +88,7 @@ def make(
     learning_rate = schedule(config, steps=steps)
     if config.name == "optax":
         if own is None:
-            raise checks.ConfigError(
-                "config.optimizer.name 'optax' is an optimizer from Python, as in "
-                "subject.train(workdir, optimizer=optax.adam(1e-3)), which must be "
-                "passed again."
-            )
+            raise checks.ConfigError("config.optimizer.name 'optax' needs optimizer=.")
         optimizer = own
     elif config.name == "sgd":
         optimizer = optax.chain(
@@ -113,12 +106,17 @@ def make(
         )
     if config.clip_norm is not None and own is None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
+    return frozen(config, optimizer)
+
+
+def frozen(
+    config: OptimizerConfig, optimizer: optax.GradientTransformation
+) -> optax.GradientTransformation:
+    """Leaves frozen parameters as they are."""
     if not config.frozen:
         return optimizer
-    return optax.partition(
-        {True: optax.set_to_zero(), False: optimizer},
-        lambda params: are_frozen(config, params),
-    )
+    parts = {True: optax.set_to_zero(), False: optimizer}
+    return optax.partition(parts, lambda params: are_frozen(config, params))
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
@@ -143,38 +141,34 @@ def are_frozen(config: OptimizerConfig, params: Any) -> Any:
     It fits a module, all that is in it, or one parameter. ConfigError if a pattern fits
     nothing, or no parameter is left to train.
     """
-    patterns = [name.strip().strip("/") for name in config.frozen.split(",")]
-
-    def is_in(name: str, pattern: str) -> bool:
-        # Parts of names end with a slash, or in PyTorch with a point.
-        name, pattern = (x.replace(".", "/") for x in (name, pattern))
-        return fnmatch.fnmatchcase(f"{name}/", f"{pattern}/*")
-
-    modules_of = {name.rpartition(".")[0] or name for name in params}
-    for pattern in patterns:
-        if not any(is_in(name, pattern) for name in params):
-            cut = {"/".join(name.split("/")[:2]) for name in modules_of}
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "/")
+        for path, _ in jax.tree.leaves_with_path(params)
+    ]
+    frozen = np.zeros(len(names), bool)
+    for pattern in config.frozen.split(","):
+        inside = f"{pattern.strip().strip('/').replace('.', '/')}/*"
+        fits = [fnmatch.fnmatchcase(f"{name}/", inside) for name in names]
+        if not any(fits):
+            cut = {"/".join(name.split("/")[:-1][:2]) or name for name in names}
             raise checks.ConfigError(
                 "config.optimizer.frozen must name modules of the model, got "
-                f"{pattern!r}.\nIt has {checks.listed(sorted(cut), 8)}."
+                f"{pattern.strip()!r}.\nIt has {checks.listed(sorted(cut), 8)}."
             )
-    frozen: dict[str, Any] = {}
-    for name, leaves in params.items():
-        fits = any(is_in(name, pattern) for pattern in patterns)
-        frozen[name] = dict.fromkeys(leaves, fits) if isinstance(leaves, dict) else fits
-    if all(jax.tree.leaves(frozen)):
+        frozen |= fits
+    if frozen.all():
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "
             f"{config.frozen!r}, which freezes all."
         )
-    return frozen
+    return jax.tree.unflatten(jax.tree.structure(params), frozen.tolist())
 
 
 def is_decayed(params: Any) -> Any:
     """Makes a tree like `params`, True where weight decay applies."""
 
     def decayed(path: tuple, leaf: jax.Array | np.ndarray) -> bool:
-        in_stack = any(modules.is_stacked(key.key) for key in path)
+        in_stack = any(modules.is_stacked(str(key)) for key in path)
         return leaf.ndim - in_stack > 1  # without the axis of the layers
 
     return jax.tree_util.tree_map_with_path(decayed, params)

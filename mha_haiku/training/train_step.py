@@ -86,13 +86,13 @@ def loss_sums(
     inputs = given.pop("inputs")
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
     logits: Any = output.logits  # never None: see `configuration.validate_for_task`
+    if model.loss is not None:
+        value = model.loss(output, example).astype(jnp.float32)
+        weights = example.weights.reshape(len(example.weights), -1).sum(1)
+        unknown = jnp.full((), jnp.nan)
+        return losses.Sums((value * weights).sum(), unknown, weights.sum())
     correct, targets = task.correct(logits, example), (example.targets, example.weights)
-    if model.loss is None:
-        return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
-    value = model.loss(output, example).astype(jnp.float32)
-    weights = example.weights.reshape(len(example.weights), -1).sum(1)
-    right = jnp.where(correct, example.weights, 0).sum()
-    return losses.Sums((value * weights).sum(), right, weights.sum())
+    return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
 
 
 def gradients(

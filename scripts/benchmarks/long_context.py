@@ -4,9 +4,10 @@ Run: python scripts/benchmarks/long_context.py --case=logits_8192
      python scripts/benchmarks/long_context.py --case=page_8192 --rounds=3
 
 A model of GPT-2's smallest size with random weights, made by transformers and wrapped
-by `mh.wrap`, next to PyTorch's attention; attention written by hand in JAX; and a page
-of SmolLM2 as a PyTorch module. In float32 on the CPU. Memory is the peak above the
-memory before, logits included. Needs pip install -e '.[bench,models,parity]'.
+by `mh.wrap`, compared with PyTorch or not, next to PyTorch's attention; attention
+written by hand in JAX; and a page of SmolLM2 as a PyTorch module. In float32 on the
+CPU. Memory is the peak above the memory before, logits included. Needs pip install -e
+'.[bench,models,parity]'.
 """
 
 import pathlib
@@ -28,6 +29,8 @@ _CASES = {
     "gates_4096": ("gradient of all gates of heads", ("gates",), None, 4096),
     "by_hand_32768": ("12 heads in 10 lines, a page", ("by_hand",), None, 3072),
     "page_8192": ("a page of 270 heads of SmolLM2", ("page",), None, 4096),
+    "first_logits_64": ("wrap, logits", ("compared_logits", "alone_logits"), 1.5, None),
+    "first_maps_64": ("wrap, maps", ("compared_maps", "alone_maps"), 1.5, None),
     "short_128": ("12 layers in 10 lines", ("blocks", "whole"), 1.05, None),
     "trace_128": ("tracing 12 layers", ("trace_blocks", "trace_whole"), 1.2, None),
 }

@@ -1,8 +1,9 @@
-"""Compares a training step of an encoder-decoder with PyTorch's nn.Transformer.
+"""Compares training steps: ours with PyTorch's, and `mh.monitor` with without it.
 
 Run: python scripts/benchmarks/training.py --case=translation
+     python scripts/benchmarks/training.py --case=monitor
 
-Both build the same model, with as many parameters, and take turns in separate
+Contenders build the same model, with as many parameters, and take turns in separate
 processes; ratios are of times, so that below 1 is faster than the base. Needs
 pip install -e '.[bench]'; missing libraries are skipped and named. On a machine with
 other load no promise about time is judged.
@@ -36,7 +37,19 @@ def _translation(case, is_quick) -> list[command.Duel]:
     return [command.Duel(case, title, "step", contenders, ("torch",), (promise,))]
 
 
-CASES = {"translation": _translation}
+def _monitor(case, is_quick) -> list[command.Duel]:
+    size = sizes.AttentionSize(1, 32 if is_quick else 1024, 256, 4, True)
+    same = {"attention": size._asdict(), "size": 50}
+    contenders = (
+        command.contender("plain", "ours", case="forward_and_backward", **same),
+        command.contender("monitored", "ours", case="monitored", **same),
+    )
+    title = f"{case}: attention with its gradient, one call in 50 observed; {size}"
+    promise = results.Promise("monitored", 1.03, "plain")
+    return [command.Duel(case, title, "call", contenders, ("plain",), (promise,))]
+
+
+CASES = {"translation": _translation, "monitor": _monitor}
 
 # Takes argv; returns the exit status.
 run = command.command(CASES, __doc__)

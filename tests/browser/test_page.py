@@ -216,3 +216,19 @@ def test_screen_readers_get_the_weights_as_a_table(drawn):
     weights = shown.sets[0].examples[0].weights[1][1]
     assert np.shape(numbers) == (T, S)
     np.testing.assert_allclose(numbers, weights, atol=2e-3)
+
+
+@pytest.mark.slow
+def test_keys_go_to_a_head_and_to_inputs_and_a_map_is_saved(drawn):
+    opened = drawn(samples.show(samples.maps(samples.example(), samples.example("2"))))
+    opened.keyboard.type("1.2")
+    opened.keyboard.press("Enter")
+    assert _title(opened) == "layer 1, head 2 · first"
+    opened.keyboard.press("n")
+    opened.locator("#detail-title", has_text="layer 1, head 2 · 2").wait_for()
+    opened.fill("#jump", "7.0")
+    opened.keyboard.press("Enter")
+    assert _title(opened) == "layer 1, head 2 · 2"
+    with opened.expect_download() as download:
+        opened.click("#save")
+    assert download.value.suggested_filename == "layer_1_head_2_2.svg"

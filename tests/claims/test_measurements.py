@@ -36,15 +36,6 @@ def test_what_is_stored_is_not_measured_again(halves, tmp_path):
     assert halves.asked == [*ALL, PLANTED, *ALL[:2]]
 
 
-@pytest.mark.parametrize("name", ["jsonl", "md", "csv"])
-def test_a_folder_with_files_of_others_is_refused(halves, tmp_path, name):
-    path = tmp_path / f"{halves.name}.{name}"
-    path.write_text("mine")
-    with pytest.raises(ConfigError, match=f"got one with '{path.name}'"):
-        _all(halves, tmp_path, formats=())
-    assert halves.asked == [] and path.read_text() == "mine"
-
-
 def test_a_pilot_measures_the_claim_alone_and_counts_for_no_verdict(halves, tmp_path):
     (outcome,) = _all(halves, tmp_path, is_pilot=True)
     assert halves.asked == [("claim", seed) for seed in (0, 1, 2)]

@@ -63,26 +63,6 @@ def test_a_run_gets_a_table_a_csv_and_a_picture(untrained, capsys):
     assert [x.suffix for x in written] == [".csv", ".npz", ".png"]
     for path in written:
         assert path.stem == "head_statistics" and str(path) in paths
-    with (folder / "head_statistics.csv").open(newline="") as file:
-        lines = list(csv.DictReader(file))
-    # The weights are equal, for all positions look the same to equal parameters.
-    assert len(lines) == 4
-    for line in lines:
-        np.testing.assert_allclose(float(line["entropy"]), np.log(16), 1e-4)
-        np.testing.assert_allclose(float(line["own_position"]), 1 / 16, 1e-4)
-
-
-@pytest.mark.slow
-def test_layers_and_folder_are_chosen(untrained, tmp_path, capsys):
-    status = _run(
-        f"--workdir={untrained}", "--examples=1", "--layers=1", "--out=here", "--step=3"
-    )
-    assert status == 0
-    out = capsys.readouterr().out
-    assert "means over 1 held-out example\n" in out
-    assert "\n      1     0 " in out and "\n      0     0 " not in out
-    assert (tmp_path / "here" / "head_statistics.csv").exists()
-    assert not (untrained / "attention").exists()
 
 
 @pytest.mark.slow

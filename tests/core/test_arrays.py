@@ -1,8 +1,5 @@
 """Files of arrays: what they hold comes back, and other files are refused."""
 
-import io
-import zipfile
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -19,12 +16,11 @@ def test_arrays_of_an_archive_come_back(save, tmp_path):
         "none": np.zeros((0, 4)),
     }
     save(tmp_path / "x.npz", **made)
-    for file in (tmp_path / "x.npz", io.BytesIO((tmp_path / "x.npz").read_bytes())):
-        found = arrays.read_npz(file)
-        assert set(found) == set(made)
-        for name, array in made.items():
-            np.testing.assert_array_equal(found[name], array)
-            assert found[name].dtype == array.dtype
+    found = arrays.read_npz(tmp_path / "x.npz")
+    assert set(found) == set(made)
+    for name, array in made.items():
+        np.testing.assert_array_equal(found[name], array)
+        assert found[name].dtype == array.dtype
 
 
 def test_what_is_no_archive_of_plain_arrays_is_refused(tmp_path):
@@ -33,7 +29,6 @@ def test_what_is_no_archive_of_plain_arrays_is_refused(tmp_path):
         (lambda: path.write_bytes(b"no archive"), "pickled"),
         (lambda: np.savez(path, a=np.array([None], object)), "Object arrays cannot be"),
         (lambda: path.write_bytes(path.read_bytes()[:-9]), "not a zip file"),
-        (lambda: zipfile.ZipFile(path, "w").writestr("a", "no array"), "a is not an"),
     ):
         write()
         words = f"x.npz is not a readable .npz archive of plain arrays: .*{message}"
@@ -58,11 +53,3 @@ def test_arrays_of_a_file_come_back_and_others_may_read_it(tmp_path):
         assert found[name].shape == array.shape
         assert found[name].read().dtype == array.dtype
         np.testing.assert_array_equal(found[name].read(), array)
-
-
-def test_a_sparse_json_file_is_not_read(tmp_path):
-    path = tmp_path / "config.json"
-    with path.open("wb") as file:
-        file.truncate(2**40)
-    with pytest.raises(ConfigError, match="more than 268,435,456 bytes"):
-        arrays.read_json(path)

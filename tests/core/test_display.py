@@ -107,4 +107,4 @@ def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
     assert text.endswith("without chosen_positions, same_token, induction)")
     assert len(text) < LONGEST
     leaves, structure = jax.tree.flatten(attention_map.statistics())
-    assert repr(jax.tree.unflatten(structure, leaves)).startswith("Statistics(15 of")
+    assert repr(jax.tree.unflatten(structure, leaves)).startswith("Statistics(16 of")

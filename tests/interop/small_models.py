@@ -39,7 +39,6 @@ _QWEN2 = _SIZES | dict(
 )
 _LLAMA = dict(_QWEN2, head_dim=8)
 _WINDOWS = dict(_LLAMA, sliding_window=WINDOW)
-_NEOX = _SIZES | dict(hidden_size=32)
 _CLASSES = dict(num_labels=7)
 LLAMA_3_ROTARY = dict(
     rope_type="llama3",
@@ -49,11 +48,6 @@ LLAMA_3_ROTARY = dict(
     high_freq_factor=3.0,
     original_max_position_embeddings=13,
 )
-
-
-def _turning(share):
-    rope = dict(rope_type="default", rope_theta=50.0, partial_rotary_factor=share)
-    return dict(_NEOX, rope_parameters=rope)
 
 
 class Case(NamedTuple):
@@ -88,12 +82,6 @@ CASES = {
     "qwen2": Case("Qwen2ForCausalLM", _QWEN2),
     "qwen3": Case("Qwen3ForCausalLM", _LLAMA),
     "gemma": Case("GemmaForCausalLM", _LLAMA),
-    "gpt_neox": Case("GPTNeoXForCausalLM", _NEOX),
-    "gpt_neox_in_turn": Case(
-        "GPTNeoXForCausalLM", dict(_turning(0.5), use_parallel_residual=False)
-    ),
-    "gpt_neox_whole": Case("GPTNeoXForCausalLM", _turning(1.0)),
-    "gpt_neox_bare": Case("GPTNeoXModel", _NEOX),
 }
 
 

@@ -5,7 +5,6 @@ import math
 
 import pytest
 
-from mha_haiku import models
 from mha_haiku.core import checks
 from mha_haiku.interop import loader
 from mha_haiku.interop.families import name_tables
@@ -44,12 +43,6 @@ def _older_scaling(config):
     config["rope_scaling"]["type"] = config["rope_scaling"].pop("rope_type")
 
 
-def _old_neox(config):
-    rope = config.pop("rope_parameters")
-    config["rotary_emb_base"] = rope["rope_theta"]
-    config["rotary_pct"] = rope["partial_rotary_factor"]
-
-
 def _without_defaults(config):
     for name in ("layer_norm_eps", "hidden_act", "tie_word_embeddings"):
         del config[name]
@@ -61,8 +54,6 @@ def _without_defaults(config):
         ("llama", _old_rotary),
         ("llama_3", _old_rotary),
         ("llama_3", _older_scaling),
-        ("gpt_neox", _old_neox),
-        ("gpt_neox_in_turn", _old_neox),
         ("bert", _without_defaults),
     ],
 )
@@ -80,7 +71,7 @@ def test_old_words_mean_the_same(case, change):
 )
 def test_windows_count_the_query_there_and_not_here(fields, window):
     found = _read("mistral", lambda config: config.update(fields))
-    assert models.windows(found) == (window,) * 2
+    assert found.attention.window == window
 
 
 _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 8}
@@ -114,11 +105,15 @@ _YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings":
             },
             "high_freq_factor must be above low_freq_factor = 1.0, got 1.0",
         ),
-        ("gpt_neox", {"rotary_pct": 0.4, "rope_parameters": None}, "rotates 3 of"),
+        (
+            "llama",
+            {"head_dim": 7, "rope_scaling": {"type": "linear", "factor": 2}},
+            "even",
+        ),
         # Options that change numbers there and are not supported.
         *(
             (case, {"is_causal": False}, "is_causal = False is not supported")
-            for case in ("llama", "gpt2", "gpt_neox")
+            for case in ("llama", "gpt2")
         ),
         ("gpt2", {"scale_attn_weights": False}, "scale_attn_weights = False is not"),
         ("bert", {"is_decoder": True}, "is_decoder = True is not supported"),
@@ -159,8 +154,7 @@ _WRONG = [
 
 @pytest.mark.parametrize(
     "case",
-    [case for case in small_models.CASES if "_" not in case]
-    + ["gpt_neox", "bert_classes"],
+    [case for case in small_models.CASES if "_" not in case] + ["bert_classes"],
 )
 def test_a_setting_of_a_wrong_type_or_size_is_named(case):
     """Each key, and each key of rotary positions, with each value; nothing else."""
@@ -190,6 +184,3 @@ def test_frequencies_say_all_rotary_kinds():
     found = _read("llama", lambda c: c.update(rope_parameters=linear))
     # K = 8: 16^(-2i / 8) / 4 = 2^-i / 4.
     assert list(found.embedding.frequencies) == [1 / 4, 1 / 8, 1 / 16, 1 / 32]
-    share = {"rope_type": "default", "partial_rotary_factor": 0.5, "rope_theta": 9.0}
-    found = _read("gpt_neox", lambda c: c.update(rope_parameters=share))
-    assert found.embedding.frequencies == pytest.approx([1, 1 / 3, 0, 0])

@@ -68,8 +68,7 @@ def _cases():
     by_nnx.eval()
     bound = of_linen.bind(variables)
     yield "nnx", (of_nnx,), by_nnx, "layers_0"
-    yield "linen bound", (bound,), bound, "OfLinen/layers_0"
-    yield "linen and variables", (of_linen, variables), bound, "OfLinen/layers_0"
+    yield "linen", (bound,), bound, "OfLinen/layers_0"
     path = "layers_0/eqx.nn.MultiheadAttention"
     yield "equinox", (of_equinox,), by_equinox, path
     yield "vmap", (jax.vmap(of_equinox),), by_equinox, path
@@ -102,7 +101,7 @@ def test_a_module_is_wrapped_as_it_is_with_parameters_and_paths(name):
 
 
 def test_a_module_that_has_no_parameters_yet_or_others_is_refused():
-    with pytest.raises(ValueError, match=r"must be a bound module, OfLinen\(...\)"):
+    with pytest.raises(ValueError, match="must be a bound OfLinen"):
         mh.wrap(OfLinen())
     with pytest.raises(ValueError, match="params must be None for a OfEquinox"):
         mh.wrap(_of_equinox()[0], {})

@@ -41,11 +41,7 @@ _VIT = dict(_SIZES, image_size=184, patch_size=4)  # 46 x 46 patches
 # compiled forward pass may take, as a share of the scores of a layer.
 FAMILIES = {
     "gpt2": ("GPT2LMHeadModel", _GPT2, 0.35),
-    "llama": ("LlamaForCausalLM", _LLAMA, 0.35),
     "gemma2": ("Gemma2ForCausalLM", dict(_LLAMA, sliding_window=64), 0.35),
-    "mistral": ("MistralForCausalLM", dict(_LLAMA, sliding_window=64), 0.35),
-    "qwen3": ("Qwen3ForCausalLM", _LLAMA, 0.35),
-    "bert": ("BertForMaskedLM", _SIZES, 0.35),
     "t5": ("T5EncoderModel", dict(_T5, vocab_size=VOCABULARY), 0.35),
     "vit": ("ViTModel", _VIT, 0.42),
 }

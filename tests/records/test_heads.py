@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-from mha_haiku.core.checks import ConfigError
 from mha_haiku.records import Column, Heads, Layer
 
 N, L, H = 5, 2, 3
@@ -72,27 +71,6 @@ def test_a_file_is_the_record(tmp_path):
     assert again.text() == found.text()
 
 
-@pytest.mark.parametrize(
-    ("part", "values", "words"),
-    [
-        ("mean", np.ones((1, 7)), r"mean of entropy must have shape \(2, 3\)"),
-        ("ranks", np.ones((2, 1, 2)), r"ranks .* shape \(2, 3, 2\)"),
-        ("mean", np.full((2, 3), "one"), "mean .* must be floating-point, got <U3"),
-        ("mean", np.ones((2, 3), complex), "mean .* floating-point, got complex128"),
-        ("mean", np.full((2, 3), np.inf), "mean .* must be numbers .*inf"),
-        ("standard_error", -np.ones((2, 3)), "standard errors .* from 0 .*-1"),
-        ("ranks", np.zeros((2, 3, 2)), "ranks .* from 1 to 6"),
-        ("per_example", np.ones((4, 2)), r"numbers .* shape \(4, 2, 3\)"),
-    ],
-)
-def test_columns_of_a_file_that_do_not_fit_are_refused(part, values, words, tmp_path):
-    found = _heads()
-    wrong = {"entropy": found["entropy"]._replace(**{part: values})}
-    path = Heads("", found.layers, wrong).write(tmp_path / "heads.npz")
-    with pytest.raises(ConfigError, match=f"heads.npz: {words}"):
-        Heads.load(path, written_by="")
-
-
 def test_text_has_a_row_per_head_that_there_is():
     lines = _heads().text(by="layer").splitlines()
     assert lines[0].split()[:4] == ["layer", "head", "role", "ablation"]
@@ -137,3 +115,6 @@ def test_a_single_head_has_a_number_and_no_range_or_rank_correlation():
     found = Heads.of("One head", {"a": number, "b": number})
     assert repr(found) == "Heads('One head': 1 layer; a 5.09 nats; b 5.09 nats)"
     assert "agreement" not in found.text()
+    equal = Heads.of_examples(np.full((1, 1, 3), 5.09), unit="nats")
+    title = "Importance of heads, 1 example"
+    assert repr(equal) == f"Heads('{title}': 1 layer; importance 5.09 nats)"

@@ -48,16 +48,6 @@ def test_areas_by_hand():
     assert over == pytest.approx({"cpr": 1.25, "cmd": 0.75})
 
 
-def test_inputs_with_the_same_answers_differ_and_count_where_they_agree():
-    known = _known()
-    subject, (same,) = known.same
-    (of_same,), (clean,) = subject.batches, known.subject.batches
-    agree = (same.targets == clean.targets) & (clean.weights > 0)
-    np.testing.assert_array_equal(of_same.weights, agree)
-    assert ((same.inputs != clean.inputs).sum(-1) >= 2).all()
-    assert of_same.weights.sum(-1).min() >= 1
-
-
 @pytest.mark.slow
 def test_one_model_is_scored_printed_and_not_measured_again(tmp_path, capsys):
     results = tmp_path / "found.jsonl"

@@ -63,22 +63,6 @@ def test_hostile_text_is_drawn_literally_and_without_a_warning(hostile, drawn):
         assert not text.get_parse_math()
 
 
-def test_tokens_stand_on_both_axes(load):
-    (panel, *_) = _panels(_figure(load(), 0))
-    for labels in (panel.get_xticklabels(), panel.get_yticklabels()):
-        assert [label.get_text() for label in labels] == ["t0", "t1", "t2", "t3", "t4"]
-    assert (panel.get_xlabel(), panel.get_ylabel()) == ("key", "query")
-
-
-def test_rows_are_queries_and_columns_are_keys(load):
-    saved = load()
-    sheet = _figure(saved, 1)
-    shown = [axes.get_images()[0].get_array() for axes in _panels(sheet)]
-    assert len(shown) == 3
-    for weights, own in zip(shown, saved.examples[0].weights[1], strict=True):
-        np.testing.assert_array_equal(weights, own.astype("f4"))
-
-
 def test_positions_take_the_place_of_many_tokens(load):
     (panel, *_) = _panels(_figure(load(heads=(1,), length=70), 0))
     ticks = [label.get_text() for label in panel.get_xticklabels()]

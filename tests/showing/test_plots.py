@@ -8,9 +8,11 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
+from mha_haiku.lab import text_maps
 from mha_haiku.showing import canvas, curves
 
 from .small_maps import H, make_map
+from .test_showing import page_of
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -39,7 +41,7 @@ def test_a_grid_has_a_panel_for_each_head(attention_map):
 
 @pytest.mark.slow
 def test_one_head_of_one_example_with_masked_cells(attention_map):
-    figure = mh.plot(attention_map, head=3, example=1, size=(4, 3))
+    figure = mh.plot(attention_map, heads=3, example=1, size=(4, 3))
     (axes,) = panels_of(figure)
     drawn = axes.images[0].get_array()
     assert drawn.mask[:, 3:].all() and not drawn.mask[:, :3].any()
@@ -51,7 +53,7 @@ def test_one_head_of_one_example_with_masked_cells(attention_map):
 @pytest.mark.slow
 def test_layers_are_rows(attention_map):
     other = make_map(4)
-    figure = mh.plot([attention_map, other], head=[2, 0], title="$two$ layers")
+    figure = mh.plot([attention_map, other], heads=[2, 0], title="$two$ layers")
     titles = [axes.get_title() for axes in panels_of(figure)]
     assert titles[2:] == ["layer 1, head 2", "layer 1, head 0"]
     grid = panels_of(figure)[0].get_gridspec()
@@ -59,14 +61,14 @@ def test_layers_are_rows(attention_map):
     assert figure.get_suptitle() == "$two$ layers"
     drawn = panels_of(figure)[2].images[0].get_array()
     np.testing.assert_allclose(drawn, np.asarray(other.weights())[0, 2], atol=1e-6)
-    (one,) = panels_of(mh.plot([attention_map, other], layer=1, head=2))
+    (one,) = panels_of(mh.plot([attention_map, other], layer=1, heads=2))
     np.testing.assert_allclose(one.images[0].get_array(), drawn, atol=1e-6)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_text_stays_text_in_vector_files(attention_map, kind):
-    figure = mh.plot(attention_map, head=0, tokens=["Wort", "b", "c", "d"])
+    figure = mh.plot(attention_map, heads=0, tokens=["Wort", "b", "c", "d"])
     content = io.BytesIO()
     figure.savefig(content, format=kind)
     if kind == "svg":
@@ -79,7 +81,7 @@ def test_text_stays_text_in_vector_files(attention_map, kind):
 
 
 def test_a_figure_shows_itself(attention_map):
-    assert mh.plot(attention_map, head=0)._repr_png_().startswith(b"\x89PNG")
+    assert mh.plot(attention_map, heads=0)._repr_png_().startswith(b"\x89PNG")
 
 
 def test_roles_are_named_in_their_cells():
@@ -98,8 +100,8 @@ def test_roles_are_named_in_their_cells():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"head": 5}, "head must be one of 0, 1, 2, 3, 4; got '5'"),
-        ({"head": []}, "head must be a number or a list of them"),
+        ({"heads": 5}, "heads must be one of 0, 1, 2, 3, 4; got '5'"),
+        ({"heads": []}, "heads must be a number or a list of them"),
         ({"layer": 1}, "layer must be an integer from 0 to 0, got 1"),
         ({"example": 2}, "example must be an integer from 0 to 1, got 2"),
         ({"tokens": "abc"}, "tokens must be 4"),
@@ -116,16 +118,10 @@ def test_what_does_not_fit_is_refused(attention_map, options, message):
 def test_what_has_no_figure_is_refused(attention_map, tmp_path):
     with pytest.raises(TypeError, match="what must be attention maps"):
         mh.plot(3)
-    with pytest.raises(ValueError, match="head is for attention maps"):
-        mh.plot(attention_map.statistics(), head=1)
+    with pytest.raises(ValueError, match="heads= is for attention maps"):
+        mh.plot(attention_map.statistics(), heads=1)
     with pytest.raises(ValueError, match="what must be one of metrics.jsonl"):
         mh.plot(tmp_path / "loss.txt")
-
-
-def test_formats_that_matplotlib_lacks_are_refused_with_the_list():
-    assert canvas.formats_of(["png", "svg"]) == ("png", "svg")
-    with pytest.raises(ValueError, match=r"formats must be one of .*png.*svg.*'bmp'"):
-        canvas.formats_of(["png", "bmp"])
 
 
 @pytest.mark.parametrize("kind", ["png", "svg", "pdf"])
@@ -136,3 +132,13 @@ def test_the_same_numbers_give_the_same_file(kind):
     assert first == second
     start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}[kind]
     assert first.startswith(start)
+
+
+@pytest.mark.slow
+def test_a_layer_of_maps_keeps_its_name_and_its_tokens(attention_map):
+    maps = text_maps.TextMaps([attention_map] * 2, "wxyz", list("abcdef"))
+    (axes, *_) = (figure := mh.plot(maps[1], heads=[3, 1])).axes
+    assert (figure.get_suptitle(), axes.get_title()) == ("layer 1", "head 3")
+    assert labels_of(axes, "y") == list("wxyz")
+    (layer,) = page_of(mh.show(maps[-1]))["sets"][0]["layers"]
+    assert layer["name"] == "layer 1"

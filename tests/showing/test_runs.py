@@ -85,7 +85,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     (whole,) = page_of(mh.show(folder))["sets"]
     for name in ("layers", "examples", "numbers", "roles", "step"):
         assert own[name] == whole[name]
-    assert mh.plot(maps, layer=1, head=1).axes[0].get_title() == "head 1"
+    assert mh.plot(maps, layer=1, heads=1).axes[0].get_title() == "head 1"
     assert repr(maps).startswith("MapSet('small (reverse), step 0': 2 layers of")
     assert page_of(maps.show())["sets"] == page_of(mh.show(maps))["sets"]
     assert "<iframe" in maps._repr_html_()
@@ -100,7 +100,6 @@ def test_saved_maps_of_two_folders_are_compared(folder, tmp_path, monkeypatch):
     dumps.dump(Subject.of_folder(folder))
     maps = MapSet.load(folder / "attention" / "maps.npz")
     second = shutil.copytree(folder, tmp_path / "second")
-    maps.save(second / "attention" / "snapshots" / "1" / "maps.npz")
     monkeypatch.setattr(folders, "load_run", None)  # no model is run
     for compare, name in ((second, f"{maps.name} (2)"), ({"again": second}, "again")):
         view = mh.show(folder, compare=compare)
@@ -127,7 +126,7 @@ def test_what_runs_do_not_take_is_refused(run, tmp_path):
         mh.show(run, tokens="abc")
     with pytest.raises(TypeError, match="compare must be a run or its folder, got int"):
         mh.show(run, compare=3)
-    with pytest.raises(ValueError, match="head must be one of 0, 1; got '2'"):
-        mh.plot(run, head=2)
+    with pytest.raises(ValueError, match="heads must be one of 0, 1; got '2'"):
+        mh.plot(run, heads=2)
     with pytest.raises(ValueError, match="There is no run in"):
         mh.show(tmp_path)

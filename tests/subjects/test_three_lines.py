@@ -5,7 +5,6 @@ What each verb does for each kind of model is in test_verb_table.py.
 
 import itertools
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -53,7 +52,7 @@ def test_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
     weights = np.random.default_rng(0).dirichlet(np.ones(count), (1, 4, count))
     tokens = [f" {x}" for x in itertools.islice(itertools.cycle(WORDS), count)]
     found = tried(
-        "figure = mh.plot(weights, tokens=tokens, head=1, size=(3.25, 2.6))",
+        "figure = mh.plot(weights, tokens=tokens, heads=1, size=(3.25, 2.6))",
         weights=weights,
         tokens=tokens,
     )
@@ -66,39 +65,3 @@ def test_a_figure_for_a_column_has_labels_that_do_not_overlap(count):
             assert not one.overlaps(other)
         assert not any("␣" in x.get_text() for x in labels)
         assert min(x.get_fontsize() for x in labels) >= 6
-
-
-@pytest.mark.slow
-def test_a_map_of_32768_tokens_is_a_page(tmp_path):
-    query = jax.random.normal(jax.random.key(0), (1, 32_768, 1, 8), jnp.float32)
-    tried(
-        """
-        values, map = mh.attend(query, query, query, mask=mh.masks.causal())
-        mh.show(map).save(path)
-        """,
-        query=query,
-        path=tmp_path / "map.html",
-    )
-    assert 10_000 < (tmp_path / "map.html").stat().st_size < 1_000_000
-
-
-def test_a_score_and_a_mask_of_my_own_are_functions():
-    query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
-    found = tried(
-        """
-        score = lambda q, k: -((q[:, None] - k[None]) ** 2).sum(-1)
-        mask = lambda t, s: (s <= t) & (s % 2 == 0)
-        values, maps = mh.attend(query, key, value, score=score, mask=mask)
-        """,
-        query=query,
-        key=key,
-        value=value,
-    )
-    apart = query[:, :, None] - key[:, None]
-    scores = -jnp.moveaxis((apart**2).sum(-1), -1, 1)
-    position = np.arange(5)
-    allowed = (position <= position[:, None]) & (position % 2 == 0)
-    expected = jax.nn.softmax(jnp.where(allowed, scores, -jnp.inf))
-    # A weight is the exponential of its score, whose rounding it has.
-    atol = np.finfo(np.float32).eps * np.abs(scores).max()
-    np.testing.assert_allclose(found["maps"].weights(), expected, atol=atol)

@@ -129,6 +129,7 @@ def _subject(kind, folder):
 
 CALLS = {
     "ablated": lambda s, x, y, n, out: s.ablated((0, 1)).maps(x),
+    "check": lambda s, x, y, n, out: s.check(x),
     "circuit": lambda s, x, y, n, out: s.circuit(x, y, answers=(1, 2), edges=5),
     "compositions": lambda s, x, y, n, out: s.compositions(),
     "edited": lambda s, x, y, n, out: s.edited({"*/weights": lambda w: w}).maps(x),

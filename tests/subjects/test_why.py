@@ -93,7 +93,7 @@ def test_a_pytorch_module_has_the_numbers_of_our_model_of_its_weights(family, tm
 
     place = dict(layer=1, head=1, query=5)
     found, own = (each.why(row, key=2, **place) for each in (theirs, ours))
-    expected = joined(joined(own.terms, 0), 1) * np.sqrt(8)  # the scale is not known
+    expected = joined(joined(own.terms, 0), 1)
     size = np.abs(expected).max()
     np.testing.assert_allclose(found.terms, expected, atol=1e-4 * size)
     np.testing.assert_allclose(found.terms.sum(), found.total, atol=1e-4 * size)

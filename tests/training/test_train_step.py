@@ -161,14 +161,6 @@ def test_state_is_donated(task, make_model):
     assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state.params))
 
 
-@pytest.mark.slow
-def test_it_learns(task, make_model):
-    training = _Training(make_model(), task, optax.adam(0.1))
-    _, (before, _, after) = training.run(1, 99, 100)
-    assert after.sums.loss[0] / after.sums.weight[0] < 0.1 < before.sums.loss[0]
-    assert after.sums.correct == after.sums.weight
-
-
 @pytest.mark.parametrize("bad", [jnp.nan, jnp.inf])
 def test_steps_end_at_the_first_that_is_not_finite(task, make_model, bad):
     model = make_model()

@@ -48,6 +48,8 @@ class AttentionMap:
       value: The values that the weights average, or None if they are not known.
       fold: The walk over the tiles of a map that is sharded over devices, in place of
         `tiled.fold`; None if one device holds the whole map.
+      largest_scores: The largest score that each query sees, of a map of known weights;
+        None if these are computed from scores, or their scores are not known.
 
     Example:
       >>> query, key, value = jax.random.normal(jax.random.key(0), (3, 2, 5, 4, 8))
@@ -64,6 +66,7 @@ class AttentionMap:
     weighting: Weighting
     value: Float[Array, "*B S G V"] | None = None
     fold: Callable[..., Sums] | None = tiles.static(default=None)
+    largest_scores: Float[Array, "*B H T"] | None = None
 
     def __repr__(self) -> str:
         try:
@@ -74,13 +77,11 @@ class AttentionMap:
         parts = [f"{weights} [B..., H, T, S] in [0, 1]", f"mask {mask}"]
         if self.rows_sum_to != "1":
             parts[0] = f"{weights} [B..., H, T, S], rows sum to {self.rows_sum_to}"
-        parts += [
-            f"query {display.value(self.query)}",
-            f"key {display.value(self.key)}",
-        ]
-        if bias is not None:
+        query, key = map(display.value, (self.query, self.key))
+        parts.append(score.map_of or f"query {query}, key {key}")
+        if bias is not None and not score.map_of:
             parts.append(f"bias {bias}")
-        if repr(score) != repr(scores.dot_product()):
+        if not score.map_of and repr(score) != repr(scores.dot_product()):
             parts.append(f"score {score}")
         if not isinstance(origin.query, int) or origin.query:
             parts.append(f"first_query {display.numbers(origin.query)}")
@@ -188,6 +189,7 @@ class AttentionMap:
             positions=positions,
             tokens=tokens,
             key_tokens=key_tokens,
+            largest_scores=self.largest_scores,
         )
 
     def pooled(

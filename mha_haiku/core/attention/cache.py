@@ -11,7 +11,6 @@ import dataclasses
 import functools
 from collections.abc import Callable
 
-import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
@@ -22,12 +21,9 @@ from mha_haiku.core.attention import (
     implementations,
     map_sites,
     products,
-    scores,
 )
 from mha_haiku.core.attention.inputs import Weighting
 from mha_haiku.core.attention.normalizers import LogSum
-
-_FEWEST_SLOTS = 128  # with fewer, reading only a part of them is not worthwhile
 
 
 @tiles.pytree
@@ -83,20 +79,11 @@ class Cache:
                 f"{position}."
             )
         rows, slots = tiles.Span(position, 1), tiles.Span(0, num_slots)
-        tile = self._by_reached(
-            lambda size: self._scores_of(size, query, weighting.score), position
-        )
-        tile = weighting.masked(tile, rows, slots)
+        old_keys, old_values = self._positions_first()
+        tile = weighting.scores(query, old_keys, rows, slots)
         is_own = jnp.arange(num_slots) == position
+        mixed = functools.partial(products.mix, value=old_values)
         cache = self
-
-        def mixed(weights: Array) -> Array:
-            def of_first(size: int) -> Array:
-                _, values = self._positions_first(size)
-                return products.mix(weights[..., :size], values)
-
-            return self._by_reached(of_first, position)
-
         if self.is_source:
             attended, log_sum = _attended([(tile, mixed)])
         elif key is None or value is None:
@@ -128,32 +115,9 @@ class Cache:
         )
         return *map_sites.sited(attended, row), cache
 
-    def _by_reached(
-        self, function: Callable[[int], Array], position: int | Array
-    ) -> Array:
-        # Calls `function(size)` with the fewest slots that hold all keys so far: only a
-        # quarter of the slots is read while no text is longer.
-        num_slots = self.key.shape[-1]
-        if self.is_source or num_slots < _FEWEST_SLOTS:
-            return function(num_slots)
-        # A product with a part of the slots copies that part, so that two branches are
-        # faster than a loop over blocks of slots.
-        return lax.cond(
-            _latest(jnp.asarray(position)) <= num_slots // 4,
-            lambda: function(num_slots // 4),
-            lambda: function(num_slots),
-        )
-
-    def _scores_of(self, size: int, query: Array, score: scores.Score) -> Array:
-        """Computes scores `[B..., H, 1, W]`, -inf beyond the first `size` slots."""
-        tile = score(query, self._positions_first(size)[0])
-        pad = [(0, 0)] * (tile.ndim - 1) + [(0, self.key.shape[-1] - size)]
-        return jnp.pad(tile, pad, constant_values=-jnp.inf)
-
-    def _positions_first(self, size: int | None = None) -> tuple[Array, Array]:
-        """Lays out keys and values, or their first slots, as `[B..., W, G, K]`."""
-        key, value = self.key[..., :size], self.value[..., :size, :]
-        return jnp.moveaxis(key, -1, -3), jnp.moveaxis(value, -2, -3)
+    def _positions_first(self) -> tuple[Array, Array]:
+        """Lays out keys and values as `[B..., W, G, K]`."""
+        return jnp.moveaxis(self.key, -1, -3), jnp.moveaxis(self.value, -2, -3)
 
 
 @tiles.pytree
@@ -207,19 +171,6 @@ class Prompt:
         slots = tiles.lifted(jnp.arange(self.size), lengths.ndim + 1)
         is_written = slots < lengths[..., None]
         return jnp.where(is_written[..., None, :, None], jnp.pad(x, pad), 0)
-
-
-@jax.custom_batching.custom_vmap
-def _latest(position: Array) -> Array:
-    # The largest position of all texts, including those that `vmap` maps over: a single
-    # number, so that slots beyond it can be skipped for all of them.
-    return position
-
-
-@_latest.def_vmap
-def _latest_of_all(axis_size: int, is_mapped: list[bool], position: Array):
-    del axis_size
-    return (position.max(0) if is_mapped[0] else position), False
 
 
 def _attended(

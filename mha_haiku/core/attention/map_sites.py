@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -47,21 +47,21 @@ def map_of_weights(
     value: Float[Array, "*B S G V"] | None = None,
     gates: Float[Array, "*B T H #V"] | None = None,
     seen: Bool[Array, "*#B #H T S"] | None = None,
-    are_shares: bool = True,
+    largest_scores: Float[Array, "*B H T"] | None = None,
 ) -> AttentionMap:
     """Builds a map that holds the whole array of known weights.
 
     Weights may have any sign; the query and the key are only for display. `seen` marks
-    the keys that the mask allows, by default all. `are_shares` says whether a row sums
-    to 1, or to 0 where every key is masked.
+    the keys that the mask allows, by default all.
     """
     weights = jnp.asarray(weights)
+    normalizer = normalizers.Measured(normalizers.are_shares(weights).all(-1))
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
     log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
     log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
-    normalizer = None if are_shares else normalizers.unnormalized()
     known = {"query": query, "key": key, "value": value, "gates": gates}
-    return _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+    map_ = _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+    return dataclasses.replace(map_, largest_scores=largest_scores)
 
 
 def map_of_recognized(
@@ -74,7 +74,11 @@ def map_of_recognized(
     A key without weight is masked, unless its score, of a softmax, is low enough for a
     weight that is rounded to 0, and not as low as the scores that stand for a mask.
     """
-    return map_of_weights(weights, seen=seen_by(weights, scores), **known)
+    seen = seen_by(weights, scores)
+    # Scores that stand for a mask are below all others. The smallest of the negatives,
+    # as XLA would join the maximum with the softmax's, and round the program otherwise.
+    largest = None if scores is None else -jnp.min(-scores, -1)
+    return map_of_weights(weights, seen=seen, largest_scores=largest, **known)
 
 
 def seen_by(weights: Array, scores: Array | None) -> Array:
@@ -95,8 +99,8 @@ class Known(scores.DotProduct):
     As a score of queries and keys it is a dot product with scale 0.
     """
 
-    def __repr__(self) -> str:
-        return "in known weights"
+    is_kept = False
+    map_of: ClassVar[str] = "of weights computed elsewhere"
 
     def __call__(self, query: Array, key: Array) -> Array:
         shape = (*query.shape[:-3], query.shape[-2], query.shape[-3], key.shape[-3])
@@ -170,7 +174,7 @@ def _with_weights(value: _Value, weights: Array) -> _Value:
     map_, values, dropout = value
     seen = _allowed(map_)
     seen = None if seen is None else seen | (weights != 0)
-    changed = map_of_weights(weights, **_known(map_), seen=seen, are_shares=False)
+    changed = map_of_weights(weights, **_known(map_), seen=seen)
     return changed, _heads(weights, map_, values, dropout), dropout
 
 

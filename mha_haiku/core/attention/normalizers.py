@@ -8,10 +8,11 @@ JAX differentiates it automatically.
 """
 
 import abc
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import core
 from jaxtyping import Array, Bool, Float
 
 from mha_haiku.core import checks, tiles
@@ -70,7 +71,10 @@ class LogSum(NamedTuple):
 class Normalizer(abc.ABC):
     """The denominator of the weights of a row; a pytree."""
 
-    rows_sum_to: ClassVar[str]  # the sum of the weights of a row, in words
+    @property
+    @abc.abstractmethod
+    def rows_sum_to(self) -> str:
+        """The sum of the weights of a row, in words."""
 
     @abc.abstractmethod
     def log_denominator(
@@ -168,7 +172,10 @@ class Sink(Normalizer):
     """Softmax with a sink; logits are `[]`, `[H]` or `[B..., H]`."""
 
     logits: Array
-    rows_sum_to = "less than 1"
+
+    @property
+    def rows_sum_to(self) -> str:
+        return "less than 1"
 
     def log_denominator(self, logsumexp: Array) -> Array:
         return self.log_denominator_of(LogSum.rounded(logsumexp)).logsumexp
@@ -196,7 +203,29 @@ class Sink(Normalizer):
 class Unnormalized(Normalizer):
     """A denominator of 1."""
 
-    rows_sum_to = "any amount"
+    @property
+    def rows_sum_to(self) -> str:
+        return "any amount"
 
     def log_denominator(self, logsumexp: Array) -> Array:
         return jnp.zeros_like(logsumexp)
+
+
+@tiles.pytree
+class Measured(Unnormalized):
+    """A denominator of 1, of weights whose sums are known once they are computed."""
+
+    are_shares: Bool[Array, "*B H"]
+
+    @property
+    def rows_sum_to(self) -> str:
+        is_traced = isinstance(self.are_shares, core.Tracer)
+        is_one = not is_traced and bool(self.are_shares.all())
+        return "1" if is_one else super().rows_sum_to
+
+
+def are_shares(weights: Float[Array, "*B H T S"]) -> Bool[Array, "*B H T"]:
+    """Checks whether rows are positive and sum to 1, or are empty, or NaN."""
+    sums, tolerance = weights.sum(-1), float(jnp.finfo(weights.dtype).eps) ** 0.5
+    is_one = jnp.isclose(sums, 1, atol=tolerance) & (weights >= 0).all(-1)
+    return is_one | (weights == 0).all(-1) | jnp.isnan(sums)

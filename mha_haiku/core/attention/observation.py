@@ -126,17 +126,20 @@ def weighted_sum(of_keys: Callable[[Tile], Array]) -> RowSum:
 
 @dataclasses.dataclass(frozen=True)
 class Statistic:
-    """A number per query, averaged over the queries of a head; or a number per head."""
+    """A number per query, and from these a number per head; or a number per head."""
 
     name: str  # its name in `Statistics`
     unit: str  # the unit it is measured in
     label: str  # its meaning, for tables and figures
-    sums: tuple[RowSum, ...] = ()  # the sums over tiles it is computed from
+    # The sums over tiles it is computed from; without any, from the largest scores.
+    sums: tuple[RowSum, ...] = ()
     # From these sums, `[..., T]`, to the statistic of each query.
     from_sums: Callable[..., Array] = lambda x: x
+    # A head has the largest number of its queries, instead of their mean.
+    is_largest: bool = False
     # From the mean over queries to the statistic of the head.
     from_mean: Callable[[Array], Array] = lambda x: x
-    # The argument of `AttentionMap.statistics` that it requires, if any.
+    # The argument of `AttentionMap.statistics` that it requires, or "scores", if any.
     needs: str | None = None
     source: str = ""  # the reference
     # Instead of the above, for a number per head, `[B..., H]`, that is not a mean.

@@ -38,7 +38,6 @@ def map_of_rows(
     query: Float[Array, "*B T H K"] | None = None,
     key: Float[Array, "*B S G K"] | None = None,
     value: Float[Array, "*B S G V"] | None = None,
-    are_shares: bool = True,
 ) -> AttentionMap:
     """Builds the map of weights that are computed row by row, as `map_of_recognized`.
 
@@ -50,11 +49,21 @@ def map_of_rows(
     walk = RowFold(min(rows, num_queries))
 
     def block(seen: Array, positions: Array, _: Array) -> tuple[Array, tuple]:
-        weights, mask = _weights_and_mask(of_rows(leaves, positions))
-        return seen | mask.any(-2), (jnp.isnan(weights).any(-1), mask.any(-1))
+        weights, *scores = found = of_rows(leaves, positions)
+        _, mask = _weights_and_mask(found)
+        of_rows_here = (
+            jnp.isnan(weights).any(-1),
+            mask.any(-1),
+            normalizers.are_shares(weights),
+            [-jnp.min(-x, -1) for x in scores],
+        )
+        return seen | mask.any(-2), of_rows_here
 
     begin = jnp.zeros((*batch, num_heads, num_keys), bool)
-    seen, (is_nan, sees) = walk.over(block, begin, num_queries, len(batch) + 1)
+    axis = len(batch) + 1
+    seen, (is_nan, sees, are_shares, largest) = tiles.over_rows(
+        block, begin, num_queries, walk.rows, axis
+    )
     dtype = jax.eval_shape(of_rows, leaves, jnp.arange(1))[0].dtype
     dtype = products.accumulation_dtype(dtype)
     log_sum = LogSum.rounded(jnp.where(sees | is_nan, 0, -jnp.inf).astype(dtype))
@@ -65,9 +74,10 @@ def map_of_rows(
         RowMask(leaves, ~seen, of_rows),
         RowWeights(leaves, of_rows),
         _Score(0.0, None),
-        None if are_shares else normalizers.unnormalized(),
+        normalizers.Measured(are_shares.all(-1)),
     )
-    return AttentionMap(query, key, log_sum.nan_where(is_nan), weighting, value, walk)
+    log_sum = log_sum.nan_where(is_nan)
+    return AttentionMap(query, key, log_sum, weighting, value, walk, *largest)
 
 
 def _weights_and_mask(found: list[Array]) -> tuple[Array, Array]:
@@ -158,34 +168,6 @@ class RowFold:
         """Returns the walk over a rectangle of the map."""
         return self
 
-    def over(
-        self, block: Callable, begin: Any, num_queries: int, axis: int
-    ) -> tuple[Any, Any]:
-        """Folds `block(total, positions, is_new)` over all rows.
-
-        Joins what it returns of the rows along an axis. If rows do not divide T, the
-        last block begins with rows that are not new.
-        """
-        count = -(-num_queries // self.rows)
-        rest = num_queries - (count - 1) * self.rows
-
-        def step(total: Any, number: Array) -> tuple[Any, Any]:
-            first = jnp.minimum(number * self.rows, num_queries - self.rows)
-            at = first + jnp.arange(self.rows)
-            return block(total, at, at >= number * self.rows)
-
-        def joined(x: Array) -> Array:
-            x = jnp.moveaxis(x, 0, axis)
-            parts = jax.lax.collapse(
-                x[(slice(None),) * axis + (slice(-1),)], axis, axis + 2
-            )
-            last = jax.lax.index_in_dim(x, count - 1, axis, keepdims=False)
-            last = jax.lax.slice_in_dim(last, self.rows - rest, self.rows, axis=axis)
-            return jnp.concatenate([parts, last], axis)
-
-        total, stacked = jax.lax.scan(step, begin, jnp.arange(count))
-        return total, jax.tree.map(joined, stacked)
-
     def __call__(
         self,
         observation: Observation,
@@ -232,5 +214,7 @@ class RowFold:
         begin = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype), (sums.keys, sums.head)
         )
-        (keys, head), queries = walk.over(block, begin, num_queries, len(batch) + 1)
+        (keys, head), queries = tiles.over_rows(
+            block, begin, num_queries, walk.rows, len(batch) + 1
+        )
         return Sums(queries, keys, head)

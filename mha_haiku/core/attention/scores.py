@@ -7,7 +7,7 @@ R, C]`, float32 or, for float64 inputs, float64.
 import abc
 import math
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -46,6 +46,8 @@ class Score(tiles.Part, abc.ABC):
     one example and no batch axes: hence `...` and `aligned` above.
     """
 
+    map_of: ClassVar[str] = ""  # in the repr of a map, instead of its query and key
+
     @abc.abstractmethod
     def __call__(
         self, query: Float[Array, "*B R H K"], key: Float[Array, "*B C G K"]
@@ -71,6 +73,8 @@ class Score(tiles.Part, abc.ABC):
         """Finds the queries of a map with this score that see any key."""
         del weighting
         return logsumexp != -jnp.inf
+
+    is_kept: ClassVar[bool] = True  # whether a map with this score gives its scores
 
     def weights(self, relative: Float[Array, "..."]) -> Float[Array, "..."]:
         """Computes weights from scores less the log sum of their row."""

@@ -154,6 +154,14 @@ STATISTICS: dict[str, Statistic] = {
             "https://arxiv.org/abs/1905.09418",
         ),
         Statistic(
+            "max_score",
+            "nats",
+            "largest score of a query and a key",
+            is_largest=True,
+            needs="scores",
+            source="Kimi Team 2025, section 2.1, https://arxiv.org/abs/2507.20534",
+        ),
+        Statistic(
             "distance",
             "positions",
             "mean distance from query to key",
@@ -238,11 +246,11 @@ STATISTICS: dict[str, Statistic] = {
 
 @tiles.pytree
 class Statistics:
-    """The statistics of a head, averaged over the queries that see a key.
+    """The statistics of a head: means, or largest numbers, of queries that see a key.
 
     Each entry of `STATISTICS`, which has its unit and meaning, is an attribute:
     `[B..., H]`, or `[B..., H, T]` with `per_query` (0 where the query is fully masked);
-    None if an argument that it needs is missing. A counted query that sees NaN makes
+    None if what it needs is missing. A counted query that sees NaN makes
     its head NaN. Positions, distances and tokens refer to the inputs.
 
 

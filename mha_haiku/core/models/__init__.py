@@ -4,8 +4,8 @@ from mha_haiku.core import arguments
 from mha_haiku.core.models import decoding
 from mha_haiku.core.models.architecture import (
     FAMILIES,
+    GONE,
     KINDS,
-    NORM_PLACES,
     POSITIONS,
     PRECISIONS,
     ModelConfig,
@@ -15,26 +15,23 @@ from mha_haiku.core.models.consistency import check
 from mha_haiku.core.models.forward import Maps, Output
 from mha_haiku.core.models.parts import (
     LayerHeads,
-    frequencies,
     heads_of_layers,
     hidden_sizes,
     key_size,
     max_length,
     num_decoder_layers,
     part_of,
-    shared_by_heads,
-    windows,
 )
 from mha_haiku.core.modules import stacked, unstacked
 
 __all__ = [
     "FAMILIES",
+    "GONE",
     "KINDS",
     "LayerHeads",
     "Maps",
     "Model",
     "ModelConfig",
-    "NORM_PLACES",
     "Output",
     "POSITIONS",
     "PRECISIONS",
@@ -42,7 +39,6 @@ __all__ = [
     "check_rows",
     "check",
     "decoding",
-    "frequencies",
     "heads_of_layers",
     "hidden_sizes",
     "key_size",
@@ -50,10 +46,8 @@ __all__ = [
     "num_decoder_layers",
     "of_function",
     "part_of",
-    "shared_by_heads",
     "stacked",
     "unstacked",
-    "windows",
 ]
 
 arguments.check_all(globals())

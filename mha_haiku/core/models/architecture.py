@@ -35,28 +35,24 @@ PRECISIONS = {
 }
 FAMILIES = ("encoder", "causal", "set_classifier", "encoder_decoder")
 KINDS = ("encoder", "decoder", "cross")  # of attention, in an encoder-decoder
-NORM_PLACES = norms.PLACES
-# The axes over which queries and keys are normalized: functions of a norm.
-QK_NORMS = {"head": lambda make_norm: make_norm, "layer": modules.over_all_heads}
 POOLS = ("first", "mean")
+
+GONE = {
+    "embedding.image": None,
+    "attention.differential": False,
+    "attention.temperature": 1.0,
+    "attention.soft_cap": None,
+    "attention.qk_norm_over": "head",
+    "feed_forward.parallel": False,
+    "output.soft_cap": None,
+}
+"""Fields of earlier versions, and the values that mean the same as no such field."""
 
 
 def a_list(name: str, value: Any) -> Any:
     """Checks that the value is a list, and returns it; else raises ConfigError."""
     if not isinstance(value, tuple):
         raise checks.ConfigError(f"{name} must be a list, got {value!r}.")
-    return value
-
-
-def _window(name: str, value: Any) -> Any:
-    by_layer = (
-        {f"{name}[{i}]": size for i, size in enumerate(value)}
-        if isinstance(value, tuple)
-        else {name: value}
-    )
-    for key, size in by_layer.items():
-        if size is not None:
-            checks.integer_in(key, size, 0, 2**31 - 1)
     return value
 
 
@@ -70,11 +66,8 @@ def _sinks(name: str, value: Any) -> Any:
 
 
 def _frequencies(name: str, value: Any) -> Any:
-    by_layer = any(isinstance(row, tuple) for row in a_list(name, value))
-    for i, row in enumerate(value if by_layer else [value]):
-        row_name = f"{name}[{i}]" if by_layer else name
-        for j, number in enumerate(a_list(row_name, row)):
-            checks.non_negative_number(f"{row_name}[{j}]", number)
+    for i, number in enumerate(a_list(name, value)):
+        checks.non_negative_number(f"{name}[{i}]", number)
     return value
 
 
@@ -118,10 +111,10 @@ class EmbeddingConfig(Section, path="config.model.embedding"):
         "largest period of rotary positions, over 2 pi",
         checks.positive_number,
     )
-    frequencies: tuple | None = field(
+    frequencies: tuple[float, ...] | None = field(
         None,
-        "radians per position of rotary pairs, a list of key_size / 2, or a list "
-        "of such lists for each layer; by default rotary_period determines them",
+        "radians per position of rotary pairs, a list of key_size / 2; by default "
+        "rotary_period determines them",
         _frequencies,
     )
 
@@ -152,11 +145,6 @@ class AttentionConfig(Section, path="config.model.attention"):
         "factor of the dot products; defaults to 1 / sqrt(key_size)",
         checks.positive_number,
     )
-    soft_cap: float | None = field(
-        None,
-        "bounds scores s to soft_cap * tanh(s / soft_cap); unbounded by default",
-        checks.positive_number,
-    )
     offset: float = field(
         0.0,
         "added to the dot products inside the sigmoid of score sigmoid; -log of "
@@ -179,21 +167,15 @@ class AttentionConfig(Section, path="config.model.attention"):
         "whether each head's output is multiplied by a sigmoid of the query's input",
         OneOf(modules.CHOICES["gate"]),
     )
-    window: int | tuple[int | None, ...] | None = field(
+    window: int | None = field(
         None,
         "positions that a query sees to either side (in a causal model or a decoder: "
-        "before it), or a list of one number or None per layer; defaults to all; "
-        "cross-attention sees all",
-        _window,
+        "before it); defaults to all; cross-attention sees all",
+        fields.integer(0, 2**31 - 1),
     )
     with_bias: bool = field(True, "whether queries, keys and values have a bias")
     output_bias: bool = field(True, "whether the output projection has a bias")
-    qk_norm: bool = field(False, "whether queries and keys are normalized")
-    qk_norm_over: str = field(
-        "head",
-        "the features in the mean square of qk_norm: of each head, or of all heads",
-        OneOf(QK_NORMS),
-    )
+    qk_norm: bool = field(False, "whether each head's queries and keys are normalized")
     smear_keys: bool = field(
         False,
         "whether each key is mixed with the one before it, in a learned ratio; such a "
@@ -228,9 +210,6 @@ class FeedForwardConfig(Section, path="config.model.feed_forward"):
     )
     with_bias: bool = field(True, "whether both projections have a bias")
     residual: bool = field(True, "whether this part adds its output to its input")
-    parallel: bool = field(
-        False, "whether this part reads the same input as attention, and both are added"
-    )
     hidden_sizes: tuple[int, ...] | None = field(
         None,
         "in pruned models: a list of the hidden units of each layer; defaults to all",
@@ -249,9 +228,8 @@ class NormConfig(Section, path="config.model.norm"):
     )
     position: str = field(
         "pre",
-        "where norms are: before the parts of a layer (pre), after the sum "
-        "(post), before and after a part (both), after a part (reordered)",
-        OneOf(NORM_PLACES),
+        "where norms are: before the parts of a layer (pre), or after the sum (post)",
+        OneOf(norms.PLACES),
     )
 
 
@@ -276,11 +254,6 @@ class OutputConfig(Section, path="config.model.output"):
         False, "whether logits are dot products with the embeddings of tokens"
     )
     with_bias: bool = field(True, "whether the logits have a bias")
-    soft_cap: float | None = field(
-        None,
-        "bounds logits x to soft_cap * tanh(x / soft_cap); unbounded by default",
-        checks.positive_number,
-    )
 
 
 class ModelConfig(Section, path="config.model"):

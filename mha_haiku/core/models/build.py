@@ -198,7 +198,8 @@ def build(
     )
     model = make(is_scanned=config.scan_layers)
     has_decoder = config.family == "encoder_decoder"
-    if config.scan_layers or has_decoder or not parts.are_alike(config):
+    is_pruned = config.attention.kept_heads or config.feed_forward.hidden_sizes
+    if config.scan_layers or has_decoder or is_pruned:
         return model
     return model._replace(scanned=make(is_scanned=True))
 

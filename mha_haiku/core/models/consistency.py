@@ -27,7 +27,7 @@ def check(config: ModelConfig) -> None:
         _pattern,
         _positions,
         _by_layer,
-        _parts,
+        _norms,
         _output,
         _decoder,
     ):
@@ -100,25 +100,28 @@ def _positions(config: ModelConfig) -> Iterator[str]:
         what, size = "key size", parts.key_size(config)
     if schemes[kind].has_pairs and size % 2:
         yield f"{name} needs an even {what}, got {size}."
+    frequencies, pairs = config.embedding.frequencies, size // 2
+    if frequencies is not None and not schemes[kind].rotate:
+        rotating = " or ".join(x for x, scheme in schemes.items() if scheme.rotate)
+        yield (
+            f"embedding.frequencies is only for {rotating} positions, and must be None "
+            f"with positions = {kind!r}."
+        )
+    if frequencies is not None and len(frequencies) != pairs:
+        yield (
+            "embedding.frequencies must have a number for each of the key_size / 2 = "
+            f"{pairs} pairs of features, got {len(frequencies)}."
+        )
 
 
 def _by_layer(config: ModelConfig) -> Iterator[str]:
     kept, sizes = config.attention.kept_heads, config.feed_forward.hidden_sizes
-    window, turns = config.attention.window, config.embedding.frequencies
-    are_by_layer = any(isinstance(row, tuple) for row in turns or ())
     num_layers = parts.num_all_layers(config)
-    for field, value, count, is_alike in (
-        ("attention.kept_heads", kept, len(parts.places(config)), False),
-        ("feed_forward.hidden_sizes", sizes, num_layers, False),
-        ("attention.window", window, num_layers, len(set(parts.windows(config))) == 1),
-        (
-            "embedding.frequencies",
-            turns if are_by_layer else None,
-            num_layers,
-            len(set(parts.frequencies(config))) == 1,
-        ),
+    for field, value, count in (
+        ("attention.kept_heads", kept, len(parts.places(config))),
+        ("feed_forward.hidden_sizes", sizes, num_layers),
     ):
-        if not isinstance(value, tuple):
+        if value is None:
             continue
         if len(value) != count:
             of = "attention parts (encoder, decoder, cross)"
@@ -127,7 +130,7 @@ def _by_layer(config: ModelConfig) -> Iterator[str]:
                 f"{field} must have an entry for each of the {count} {of}, got "
                 f"{len(value)}."
             )
-        if config.scan_layers and not is_alike:
+        if config.scan_layers:
             yield (
                 f"scan_layers must be False with {field}: scanned layers may differ "
                 "only in the values of their parameters."
@@ -142,40 +145,9 @@ def _by_layer(config: ModelConfig) -> Iterator[str]:
     for i, size in enumerate(sizes or ()):
         name = f"config.model.feed_forward.hidden_sizes[{i}]"
         checks.integer_in(name, size, 1, 2**22)
-    if turns is None:
-        return
-    schemes, kind = modules.POSITION_SCHEMES, config.embedding.positions
-    if not schemes[kind].rotate:
-        rotating = " or ".join(x for x, scheme in schemes.items() if scheme.rotate)
-        yield (
-            f"embedding.frequencies is only for {rotating} positions, and must be None "
-            f"with positions = {kind!r}."
-        )
-    pairs = parts.key_size(config) // 2
-    for i, of_layer in enumerate(parts.frequencies(config)):
-        if of_layer is not None and len(of_layer) != pairs:
-            yield (
-                "embedding.frequencies must have a number for each of the key_size / 2 "
-                f"= {pairs} pairs of features, got {len(of_layer)} for layer {i}."
-            )
 
 
-def _parts(config: ModelConfig) -> Iterator[str]:
-    is_parallel, places = config.feed_forward.parallel, architecture.NORM_PLACES
-    if is_parallel and not (config.attention.residual and config.feed_forward.residual):
-        yield (
-            "feed_forward.parallel needs attention.residual = True and "
-            "feed_forward.residual = True: both parts are added to their input."
-        )
-    if is_parallel and places[config.norm.position].end:
-        known = ", ".join(x for x, place in places.items() if not place.end)
-        yield (
-            f"feed_forward.parallel needs norm.position to be one of {known}, got "
-            f"{config.norm.position!r}."
-        )
-    shared = parts.shared_by_heads(config)
-    if config.attention.kept_heads is not None and shared:
-        yield f"attention.kept_heads must be None with {shared}."
+def _norms(config: ModelConfig) -> Iterator[str]:
     for section in ("embedding", "output"):
         if getattr(config, section).norm and config.norm.kind == "none":
             yield f"{section}.norm must be False with norm.kind = 'none'."
@@ -192,7 +164,7 @@ def _output(config: ModelConfig) -> Iterator[str]:
             )
     if is_set and not section.logits:
         yield "output.logits must be True for a set_classifier."
-    for field in ("hidden", "norm", "tied", "soft_cap"):
+    for field in ("hidden", "norm", "tied"):
         value = getattr(section, field)
         if not section.logits and value:
             yield (
@@ -211,7 +183,6 @@ def _decoder(config: ModelConfig) -> Iterator[str]:
         return
     for name, value, wanted in (
         ("attention.num_heads", config.attention.num_heads, "at least 1"),
-        ("feed_forward.parallel", not config.feed_forward.parallel, "False"),
         ("output.pool", config.output.pool is None, "None"),
         ("output.logits", config.output.logits, "True"),
     ):

@@ -122,13 +122,13 @@ def forward(
             inputs = jnp.where(is_valid, inputs, 0)
         start = first if is_last else 0
         x = _embedded(config, embedding, inputs, segments, decoder, start)
-        options["mask"] = _masks(config, lengths, decoder)
+        options["mask"] = _mask(config, lengths, decoder)
         options["bias"] = _bias(config, decoder)
-        ends_in_norm = architecture.NORM_PLACES[config.norm.position].end
+        is_pre = config.norm.position == "pre"
         layers = (modules.Decoder if decoder else modules.Encoder)(
             parts.num_decoder_layers(config) if decoder else config.num_layers,
             functools.partial(_make_layer, config, implementation, decoder),
-            make_norm=None if ends_in_norm else architecture.make_norm(config),
+            make_norm=architecture.make_norm(config) if is_pre else None,
             stack=stack,
             name="decoder" if decoder else "encoder",
         )
@@ -221,9 +221,6 @@ def _logits(
     else:
         x = hk.Linear(1 if is_set else num_classes, with_bias, name="logits")(x)
     x = policy.cast_to_output(x[..., 0] if is_set else x)
-    if section.soft_cap is not None:
-        x = site_primitive.site("uncapped_logits", x)
-        x = section.soft_cap * jnp.tanh(x / section.soft_cap)
     x = jnp.where(valid, x, -jnp.inf) if is_set and valid is not None else x
     return site_primitive.site("logits", x)
 
@@ -246,27 +243,16 @@ def _pooled(pool: str | None, x: Array, valid: Array | None) -> Array:
 # --- The layers: their parts, masks and biases
 
 
-def _masks(
-    config: ModelConfig, lengths: Array | None, decoder: bool
-) -> masks.Mask | list[masks.Mask]:
-    """Makes the mask of all layers, or a list of one per layer if they differ."""
-    windows = parts.windows(config)
-    windows = windows[config.num_layers :] if decoder else windows[: config.num_layers]
+def _mask(config: ModelConfig, lengths: Array | None, decoder: bool) -> masks.Mask:
+    window, kinds = config.attention.window, []
     is_causal = decoder or config.family == "causal"
-
-    def mask(window: int | None) -> masks.Mask:
-        kinds = []
-        if window is not None:
-            kinds.append(masks.window(window, 0 if is_causal else window))
-        elif is_causal:
-            kinds.append(masks.causal())
-        if lengths is not None:
-            kinds.append(masks.padding(lengths, lengths))
-        return functools.reduce(operator.and_, kinds, masks.full())
-
-    if len(set(windows)) == 1:
-        return mask(windows[0])
-    return [mask(window) for window in windows]
+    if window is not None:
+        kinds.append(masks.window(window, 0 if is_causal else window))
+    elif is_causal:
+        kinds.append(masks.causal())
+    if lengths is not None:
+        kinds.append(masks.padding(lengths, lengths))
+    return functools.reduce(operator.and_, kinds, masks.full())
 
 
 def _cross_mask(
@@ -304,9 +290,6 @@ def _make_layer(
     place = config.num_layers + i if decoder else i  # among all layers
     hidden_size = parts.hidden_sizes(config)[place]
     rotate = _position_scheme(config).rotate
-    if rotate is not None:
-        frequencies = parts.frequencies(config)[place]
-        rotate = functools.partial(rotate, frequencies=frequencies)
 
     def make_feed_forward():
         return modules.FeedForward(
@@ -338,7 +321,6 @@ def _make_layer(
     return modules.EncoderLayer(
         attend if config.attention.num_heads else None,
         num_heads=None if config.attention.num_heads else 0,
-        parallel=section.parallel,
         **options,
     )
 
@@ -356,7 +338,6 @@ def _make_attention(
     section = config.attention
     # Heads are normalized by the root mean square, whatever norms the stream has.
     head_norm = functools.partial(modules.RMSNorm, config.norm.epsilon)
-    qk_norms = architecture.QK_NORMS[section.qk_norm_over]
     if hk.running_init():  # makes parameters from one example, on one device
         implementation = section.implementation
     smears = section.smear_keys and name == "attention"
@@ -375,7 +356,7 @@ def _make_attention(
             num_key_value_heads=heads.num_key_value_heads,
             groups=heads.groups,
             transforms=modules.HeadTransforms(
-                section.qk_norm and qk_norms(head_norm),
+                section.qk_norm and head_norm,
                 modules.smeared_keys if smears else None,
                 rotary,
             ),

@@ -1,10 +1,10 @@
-"""The layers that a config describes: their heads, hidden units and windows.
+"""The layers that a config describes: their heads and hidden units.
 
 The heads of a model are listed by its P attention parts: every layer of an encoder has
 one, and in an encoder-decoder the encoder's parts come first, then the self-attention
 of the decoder's layers, then their cross-attention. Everything "per layer" about heads
-(`kept_heads`, gates, importance, attention maps) is in this order. Hidden units and
-windows follow the layers: the encoder's first, then the decoder's.
+(`kept_heads`, gates, importance, attention maps) is in this order. Hidden units follow
+the layers: the encoder's first, then the decoder's.
 """
 
 from collections import Counter
@@ -141,35 +141,6 @@ def hidden_sizes(config: ModelConfig) -> tuple[int, ...]:
     return section.hidden_sizes or (section.hidden_size,) * num_all_layers(config)
 
 
-def windows(config: ModelConfig) -> tuple[int | None, ...]:
-    """Lists the windows of the L layers, None for a layer that sees everything."""
-    window = config.attention.window
-    return window if isinstance(window, tuple) else (window,) * num_all_layers(config)
-
-
-def frequencies(config: ModelConfig) -> tuple[tuple[float, ...] | None, ...]:
-    """Returns the rotary frequencies `[K / 2]` of each layer, or None by default.
-
-    Example:
-      >>> rotary = dict(positions="rotary", frequencies=[1.0, 0.1])
-      >>> config = mh.models.ModelConfig(num_layers=2).replace(embedding=rotary)
-      >>> mh.models.frequencies(config)
-      ((1.0, 0.1), (1.0, 0.1))
-    """
-    declared = config.embedding.frequencies
-    if declared is not None and any(isinstance(row, tuple) for row in declared):
-        return declared
-    return (declared,) * num_all_layers(config)
-
-
-def are_alike(config: ModelConfig) -> bool:
-    """Checks whether layers differ only in the values of their parameters."""
-    is_pruned = config.attention.kept_heads is not None
-    is_pruned |= config.feed_forward.hidden_sizes is not None
-    differ = max(len(set(of(config))) for of in (windows, frequencies)) > 1
-    return not is_pruned and not differ
-
-
 def key_size(config: ModelConfig) -> int:
     """Returns K, the size of a head's queries, keys and values."""
     section = config.attention
@@ -189,14 +160,3 @@ def _layer_heads(config: architecture.AttentionConfig, names: list[int]) -> Laye
         None if is_even else groups,
         tuple(key_value_names),
     )
-
-
-def shared_by_heads(config: ModelConfig) -> str | None:
-    """Describes what heads share so that none can be removed, or returns None."""
-    section = config.attention
-    if section.qk_norm and section.qk_norm_over != "head":
-        return (
-            f"qk_norm_over = {section.qk_norm_over!r}: the norm of queries and keys "
-            "changes when a head is removed"
-        )
-    return None

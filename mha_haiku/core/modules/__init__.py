@@ -18,7 +18,7 @@ from mha_haiku.core.modules.layer_stacks import (
 from mha_haiku.core.modules.layers import Decoder, DecoderLayer, Encoder, EncoderLayer
 from mha_haiku.core.modules.multi_head_attention import MultiHeadAttention
 from mha_haiku.core.modules.no_attention import Bias, NoAttention
-from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm, over_all_heads
+from mha_haiku.core.modules.norms import LayerNorm, RMSNorm, no_norm
 from mha_haiku.core.modules.pattern import (
     CHOICES,
     SCORES,
@@ -55,7 +55,6 @@ __all__ = [
     "learned_sinks",
     "looped",
     "no_norm",
-    "over_all_heads",
     "scanned",
     "smeared_keys",
     "stacked",

@@ -54,8 +54,8 @@ class PositionScheme(NamedTuple):
     # A function from embeddings `[..., T, D]`, the position of the first one and the
     # prefix of module names ("decoder_" in a decoder) to embeddings with positions.
     embed: Callable[..., Array] | None = None
-    # A function from queries or keys `[B..., T, H, K]`, their positions `[T]` and
-    # `frequencies` of a layer (`[K / 2]`, or None) to heads with positions.
+    # A function from queries or keys `[B..., T, H, K]` and their positions `[T]` to
+    # heads with positions.
     rotate: Callable[..., Array] | None = None
     # A function from H, the prefix, and whether later keys are seen, `bidirectional`,
     # to a score bias.
@@ -159,7 +159,9 @@ POSITION_SCHEMES: dict[str, PositionScheme] = {
     "none": PositionScheme(),
     "learned": PositionScheme(embed=_learned, fields=("max_length",)),
     "sinusoidal": PositionScheme(embed=_sinusoidal, has_pairs=True),
-    "rotary": PositionScheme(rotate=_rotary, fields=("rotary_period",), has_pairs=True),
+    "rotary": PositionScheme(
+        rotate=_rotary, fields=("rotary_period", "frequencies"), has_pairs=True
+    ),
     "alibi": PositionScheme(bias=lambda heads, *_, **__: positions.alibi(heads)),
     "t5": PositionScheme(bias=_relative),
 }

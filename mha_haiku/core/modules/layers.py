@@ -63,7 +63,7 @@ class Layer(multi_head_attention.CachedModule):
           key_size: K. Defaults to D / H.
           hidden_size: F; 0 for no feed-forward part.
           make_norm: Makes a norm from its `name`, as `norms.LayerNorm` does.
-          norm_position: A name in `norms.PLACES`.
+          norm_position: Where norms are, one of `norms.PLACES`.
           attention_residual: Whether the attention's input is added to its output.
           feed_forward_residual: Whether the feed-forward part's input is added to its
             output.
@@ -87,7 +87,7 @@ class Layer(multi_head_attention.CachedModule):
         self.hidden_size = hidden_size
         self.make_norm = make_norm
         self.dropout_rate = checks.fraction("dropout_rate", dropout_rate)
-        self._norms = norms.PLACES[norm_position]
+        self._is_pre = norm_position == "pre"
         self._attention_residual = attention_residual
         self._feed_forward_residual = feed_forward_residual
 
@@ -101,11 +101,9 @@ class Layer(multi_head_attention.CachedModule):
         *,
         rate: float,
         step: multi_head_attention.Step | None,
-        is_added: bool = True,
         **options,
     ) -> tuple:
         """Returns `x` after an attention part, its map, and its cache in a step."""
-        # Parallel parts are not added here.
         make = self.makers[name]
         if make is None and not self.num_heads:
             keys = x if encoded is None else encoded
@@ -123,13 +121,10 @@ class Layer(multi_head_attention.CachedModule):
             output, own_map = module(x, keys, keys, mask, dropout_rate=rate, **options)
             return dropout(output, rate), own_map
 
-        residual = self._attention_residual and is_added
-        return self._added(x, attend, _NORMS[name], residual)
+        return self._added(x, attend, _NORMS[name], self._attention_residual)
 
     @hk.transparent
-    def _fed_forward(
-        self, x: Array, *, norm: str, rate: float, is_added: bool = True
-    ) -> Array:
+    def _fed_forward(self, x: Array, *, norm: str, rate: float) -> Array:
         make = self.make_feed_forward
         if make is None:
             if not self.hidden_size:
@@ -141,18 +136,14 @@ class Layer(multi_head_attention.CachedModule):
         def feed(x: Array):
             return (dropout(make()(x, dropout_rate=rate), rate),)
 
-        residual = self._feed_forward_residual and is_added
-        return self._added(x, feed, norm, residual)[0]
+        return self._added(x, feed, norm, self._feed_forward_residual)[0]
 
     @hk.transparent
     def _added(self, x: Array, part: Callable, name: str, residual: bool) -> tuple:
-        """Applies a part to x, with norms; also returns the part's other results."""
-        before, after, end = self._norms
-        output, *rest = part(self.make_norm(name=name)(x) if before else x)
-        if after:
-            output = self.make_norm(name=f"{name}_after")(output)
+        """Applies a part to x, with a norm; also returns the part's other results."""
+        output, *rest = part(self.make_norm(name=name)(x) if self._is_pre else x)
         output = x + output if residual else output
-        return self.make_norm(name=name)(output) if end else output, *rest
+        return output if self._is_pre else self.make_norm(name=name)(output), *rest
 
     @hk.transparent
     def _sized_attention(
@@ -174,32 +165,6 @@ class Layer(multi_head_attention.CachedModule):
 class EncoderLayer(Layer):
     """Self-attention, then a feed-forward part, each with a residual and a norm."""
 
-    def __init__(
-        self,
-        make_attention: MakeAttention | None = None,
-        make_feed_forward: MakeFeedForward | None = None,
-        *,
-        parallel: bool = False,
-        **options,
-    ):
-        """Initializes the module; other arguments as in `Layer`.
-
-        Parallel parts both read the layer's input, with separate norms, and both are
-        added to it (Wang and Komatsuzaki 2021, GPT-J,
-        https://github.com/kingoflolz/mesh-transformer-jax).
-
-        Raises:
-          ValueError: If parallel parts lack a residual, or have a norm after their sum.
-        """
-        super().__init__(make_attention, make_feed_forward, **options)
-        has_residual = self._attention_residual and self._feed_forward_residual
-        if parallel and (not has_residual or self._norms.end):
-            raise ValueError(
-                "parallel parts must both have a residual and a norm_position of pre "
-                "or both."
-            )
-        self._parallel = parallel
-
     def __call__(
         self,
         x: Float[Array, "*B T D"],
@@ -211,20 +176,12 @@ class EncoderLayer(Layer):
     ) -> tuple[Array, attention.AttentionMap, *tuple[Any, ...]]:
         """Applies the layer: output and attention map; see `MultiHeadAttention`."""
         rate = self.dropout_rate if is_training else 0.0
-        # If a part is missing, the sequence of both is just the other part.
-        has_attention = self.makers["attention"] or self.num_heads
-        has_feed_forward = self.make_feed_forward or self.hidden_size
-        is_parallel = self._parallel and has_attention and has_feed_forward
         x = site_primitive.site("stream", x)
-        options = {"bias": bias, "rate": rate, "step": step}
-        attended, *seen = self._attended(
-            "attention", x, None, mask, is_added=not is_parallel, **options
+        x, *seen = self._attended(
+            "attention", x, None, mask, bias=bias, rate=rate, step=step
         )
-        fed_forward = functools.partial(self._fed_forward, norm="norm_2", rate=rate)
-        if is_parallel:
-            x = x + attended + fed_forward(x, is_added=False)
-        else:
-            x = fed_forward(site_primitive.site("stream_after_attention", attended))
+        x = site_primitive.site("stream_after_attention", x)
+        x = self._fed_forward(x, norm="norm_2", rate=rate)
         return site_primitive.site("stream_after_feed_forward", x), *seen
 
 
@@ -350,7 +307,7 @@ class Stack(multi_head_attention.CachedModule):
                 return self.make_sized_layer(**layer, name=f"layer_{i}")
 
             make_layer = make_sized
-            if norms.PLACES[layer.get("norm_position", "pre")].end:
+            if layer.get("norm_position") == "post":
                 make_norm = None  # the last layer ends in a norm
         elif layer:
             raise ValueError(

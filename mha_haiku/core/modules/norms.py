@@ -6,7 +6,6 @@ named as in Haiku.
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import haiku as hk
 import jax
@@ -16,26 +15,10 @@ from jax.typing import DTypeLike
 
 from mha_haiku.core import site_primitive
 
-
-class Places(NamedTuple):
-    """The places of norms around a part of a layer."""
-
-    before: bool = False  # on the input of the part
-    after: bool = False  # on its output, before it is added to the stream
-    end: bool = False  # on the stream, after the sum
-
-
-# By name: `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
+# Where norms are: `x + part(norm(x))` (Xiong et al. 2020, figure 1b,
 # https://arxiv.org/abs/2002.04745); `norm(x + part(x))` (Vaswani et al. 2017, section
-# 5.4, https://arxiv.org/abs/1706.03762); `x + norm(part(norm(x)))` (Gemma Team 2024,
-# section 2, https://arxiv.org/abs/2408.00118); `x + norm(part(x))` (OLMo Team 2025,
-# section 3.1, https://arxiv.org/abs/2501.00656).
-PLACES = {
-    "pre": Places(before=True),
-    "post": Places(end=True),
-    "both": Places(before=True, after=True),
-    "reordered": Places(after=True),
-}
+# 5.4, https://arxiv.org/abs/1706.03762).
+PLACES = ("pre", "post")
 
 
 class LayerNorm(hk.Module):
@@ -89,21 +72,6 @@ def no_norm(epsilon: float = 0.0, name: str | None = None) -> Callable:
     """Takes a norm's arguments, and returns the identity function."""
     del epsilon, name
     return lambda x: x
-
-
-def over_all_heads(
-    make_norm: Callable[..., Callable[[Array], Array]],
-) -> Callable[..., Callable[[Array], Array]]:
-    """Extends `make_norm` to norms over all heads `[..., H, K]`, with H K scales.
-
-    Source: OLMo Team 2025, section 3.1, https://arxiv.org/abs/2501.00656.
-    """
-
-    def make(name: str) -> Callable[[Array], Array]:
-        norm = make_norm(name=name)
-        return lambda x: norm(x.reshape(*x.shape[:-2], 1, -1)).reshape(x.shape)
-
-    return make
 
 
 def layer_norm(x: Array, scale: Array, offset: Array, *, epsilon: float) -> Array:

@@ -104,10 +104,8 @@ def register(
     anatomy.register(axes or {})
 
 
-def _dot_product(
-    *_: int, scale: float | None, soft_cap: float | None
-) -> attention.Score:
-    return attention.dot_product(scale, soft_cap)
+def _dot_product(*_: int, scale: float | None) -> attention.Score:
+    return attention.dot_product(scale)
 
 
 def _sigmoid(*_: int, scale: float | None, offset: float) -> attention.Score:
@@ -167,7 +165,7 @@ def smeared_keys(key: Array) -> Array:
 
 
 SCORES = {
-    "dot_product": Choice(_dot_product, ("scale", "soft_cap")),
+    "dot_product": Choice(_dot_product, ("scale",)),
     "sigmoid": Choice(_sigmoid, ("scale", "offset"), stays_small=True),
 }
 NORMALIZERS = {

@@ -2,7 +2,7 @@
 
 An axis is a tuple of factors of its size, which are numbers that `Axes` keeps. A
 reshape from `[B, T, H * V]` to `[B, T, H, V]` splits a factor in two, in all axes that
-contain it. Axes of size 1 have no factors: they may come and go.
+contain it. Axes of size 1 may come and go: only `with_ones` lists their factors.
 """
 
 import itertools
@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from mha_haiku.core.sites import cuts
 from mha_haiku.core.sites.levels import Equation, Value
 
 AxisFactors = tuple[int, ...]
@@ -39,18 +40,24 @@ class Axes:
         self._parts: dict[int, AxisFactors] = {}
 
     def new(self, size: int) -> AxisFactors:
-        if size == 1:
-            return ()
         self._sizes.append(size)
         return (len(self._sizes) - 1,)
 
     def of(self, *axes: Iterable[int]) -> AxisFactors:
-        """Lists the factors of axes, in order, after all splits."""
+        """Lists the factors of axes that are not 1, in order, after all splits."""
+        return tuple(x for x in self.with_ones(*axes) if self._sizes[x] > 1)
+
+    def with_ones(self, *axes: Iterable[int]) -> AxisFactors:
+        """Lists all factors of axes, in order, after all splits."""
         result = []
         for factor in itertools.chain.from_iterable(axes):
             parts = self._parts.get(factor)
-            result += [factor] if parts is None else self.of(parts)
+            result += [factor] if parts is None else self.with_ones(parts)
         return tuple(result)
+
+    def shares(self, some: Iterable[AxisFactors], other: Iterable[AxisFactors]) -> bool:
+        """Checks whether axes have a factor in common."""
+        return not {*self.of(*some)}.isdisjoint(self.of(*other))
 
     def size(self, axis: Iterable[int]) -> int:
         return math.prod(self._sizes[x] for x in self.of(axis))
@@ -66,7 +73,7 @@ class Axes:
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
             return None if axes is None else Reached(value, axes, marks)
-        linked = links(equation, position, step.value)
+        linked = _links(equation, position, step.value)
         if linked is None:
             return None
         axes = [self.new(size) for size in value.shape]
@@ -87,7 +94,7 @@ class Axes:
         if equation.name == "reshape":
             axes = self._regrouped(step.axes, value.shape)
             return None if axes is None else Reached(value, axes, step.marks)
-        linked = links(equation, position, value)
+        linked = _links(equation, position, value)
         if linked is None:
             return None
         axes = [
@@ -148,9 +155,10 @@ class Axes:
         self, axes: list[AxisFactors], shape: tuple[int, ...]
     ) -> list[AxisFactors] | None:
         """Regroups the axes for a reshape; None if sizes have no common factors."""
-        rest, result = list(self.of(*axes)), []
+        rest, result = [*self.with_ones(*axes)], []
         for size in shape:
-            axis = []
+            is_one = rest and self._sizes[rest[0]] == 1
+            axis = [] if size > 1 else [rest.pop(0)] if is_one else [*self.new(1)]
             while size > 1:
                 factor = rest.pop(0)
                 factor_size = self._sizes[factor]
@@ -167,56 +175,7 @@ class Axes:
         return result
 
 
-def links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
-    """Returns the axis of an input for each axis of an output, None for a new one."""
-    # Returns None if that is not known. An axis of size 1 may be broadcast.
-    params, name = equation.params, equation.name
-    shape = equation.inputs[position].shape
-    if name == "dot_general":
-        result: list[int | None] = list(equation.shared(position))
-        for side in (0, 1):
-            free = equation.free(side)
-            result += free if side == position else [None] * len(free)
-        return result
-    if name == "transpose":
-        return list(params["permutation"])
-    if name == "broadcast_in_dim":
-        result = [None] * len(output.shape)
-        for i, j in enumerate(params["broadcast_dimensions"]):
-            result[j] = i
-        return result
-    if name in ("squeeze", "reduce_sum"):
-        gone = params["dimensions" if name == "squeeze" else "axes"]
-        return [i for i in range(len(shape)) if i not in gone]
-    if name in _REORDERING:
+def _links(equation: Equation, position: int, output: Value) -> list[int | None] | None:
+    if equation.name in _REORDERING:
         return None
-    if not shape:
-        return [None for _ in output.shape]
-    if len(shape) != len(output.shape):
-        return None
-    sizes = zip(shape, output.shape, strict=True)
-    if name in _RESIZING or all(n in (1, size) for n, size in sizes):
-        return list(range(len(shape)))
-    return None
-
-
-def before_reshape(equation: Equation, axis: int) -> int | None:
-    """Finds the axis of the input from which an axis comes; None for a new one."""
-    value, (output,) = equation.inputs[0], equation.outputs
-
-    def places(shape: tuple[int, ...]) -> Iterator[tuple[int, int]]:
-        # The number of elements before an axis, and of axes of size 1 there.
-        sizes, counts = [1, *itertools.accumulate(shape, int.__mul__)], {}
-        for size, count in zip(shape, sizes, strict=False):
-            nth = counts.setdefault(count, 0)
-            counts[count] += size == 1
-            yield count, nth
-
-    count, nth = list(places(output.shape))[axis]
-    for i, (start, index) in enumerate(places(value.shape)):
-        size = value.shape[i]
-        if output.shape[axis] == 1 and (size, start, index) == (1, count, nth):
-            return i
-        if output.shape[axis] > 1 and start <= count < start * size:
-            return i
-    return None
+    return cuts.links(equation, position, output)

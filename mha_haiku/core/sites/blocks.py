@@ -15,9 +15,10 @@ import jax.numpy as jnp
 from jax.extend import core
 from jax.interpreters import ad, batching, mlir
 
-from mha_haiku.core.sites import components, jaxprs, regions, traces
+from mha_haiku.core.sites import cuts, jaxprs, levels, regions, traces
 
 _NUMBER = 4  # bytes
+_LOOPS = ("scan", "while", "cond")
 
 
 def blockwise(function: Callable, *, limit: int = _NUMBER * regions.LIMIT) -> Callable:
@@ -41,23 +42,18 @@ def blockwise(function: Callable, *, limit: int = _NUMBER * regions.LIMIT) -> Ca
       >>> mh.blockwise(attend, limit=2**20)(x).shape
       (4096, 2)
     """
-    return of_numbers(limit // _NUMBER)(function)
+    return of_numbers(function, limit // _NUMBER)
 
 
-def of_numbers(limit: int) -> Callable[[Callable], Callable]:
+def of_numbers(function: Callable, limit: int) -> Callable:
     """Returns `blockwise` for values of more than so many numbers."""
 
     def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, None]:
         closed, arrays, _, whole = traces.trace(function, args, kwargs)
         return whole(call(closed, arrays, limit)), None
 
-    def transform(function: Callable) -> Callable:
-        run = traces.transformed(function, walk)
-        return functools.wraps(function)(
-            lambda *args, **kwargs: run(*args, **kwargs)[0]
-        )
-
-    return transform
+    run = traces.transformed(function, walk)
+    return functools.wraps(function)(lambda *args, **kwargs: run(*args, **kwargs)[0])
 
 
 def call(
@@ -68,7 +64,7 @@ def call(
     With `always` it is a call also if no such value is seen: a function may only run
     when it is transposed.
     """
-    if closed.effects or not (always or components.has_seeds(closed, limit)):
+    if closed.effects or not (always or any(cuts.seeds(closed.jaxpr, limit))):
         return jaxprs.bound(closed, arguments)
     # Constants may be values of an enclosing trace, and so become arguments.
     jaxpr = closed.jaxpr
@@ -83,26 +79,22 @@ def _with_blocks_inside(eqn: core.JaxprEqn, limit: int) -> core.JaxprEqn:
     """Makes the bodies of a loop, a branch or a remat calls of their own."""
     # So each is differentiated as a call. Other calls are parts of this one.
     is_call = eqn.primitive.name in jaxprs.CALLS
-    is_body = eqn.primitive.name in (*jaxprs.REMAT, "scan", "while", "cond")
-    if not (is_call or is_body):
+    if not is_call and eqn.primitive.name not in (*jaxprs.REMAT, *_LOOPS):
         return eqn
 
     def changed(value: Any) -> Any:
         if isinstance(value, tuple | list):
             return type(value)(map(changed, value))
-        if not isinstance(value, core.ClosedJaxpr | core.Jaxpr):
-            return value
-        is_closed = isinstance(value, core.ClosedJaxpr)
-        closed = value if is_closed else core.ClosedJaxpr(value, ())
-        if not components.has_seeds(closed, limit):
+        is_closed = isinstance(value, core.ClosedJaxpr)  # from jax 0.12 on all are
+        if isinstance(value, core.Jaxpr) and not is_closed:
+            return changed(core.ClosedJaxpr(value, ())).jaxpr
+        if not is_closed or not any(cuts.seeds(value.jaxpr, limit)):
             return value
         if is_call:
-            eqns = [_with_blocks_inside(x, limit) for x in closed.jaxpr.eqns]
-            closed = closed.replace(jaxpr=closed.jaxpr.replace(eqns=eqns))
-        else:
-            body = functools.partial(call, closed, limit=limit)
-            closed = jax.make_jaxpr(lambda *inputs: body(inputs))(*closed.in_avals)
-        return closed if is_closed else closed.jaxpr
+            eqns = [_with_blocks_inside(x, limit) for x in value.jaxpr.eqns]
+            return value.replace(jaxpr=value.jaxpr.replace(eqns=eqns))
+        body = functools.partial(call, value, limit=limit)
+        return jax.make_jaxpr(lambda *inputs: body(inputs))(*value.in_avals)
 
     return eqn.replace(params={key: changed(x) for key, x in eqn.params.items()})
 
@@ -111,15 +103,11 @@ blockwise_p = core.Primitive(jaxprs.BLOCKWISE)
 blockwise_p.multiple_results = True
 
 
-def _bind(*arguments: Any, jaxpr: core.ClosedJaxpr, limit: int) -> list:
-    return blockwise_p.bind(*arguments, jaxpr=jaxpr, limit=limit)
-
-
 def _run(*arguments: Any, jaxpr: core.ClosedJaxpr, limit: int) -> list:
-    return regions.run(jaxpr, list(arguments), limit)
+    return regions.run(jaxpr, arguments, limit)
 
 
-blockwise_p.def_impl(jax.jit(_bind, static_argnames=("jaxpr", "limit")))
+blockwise_p.def_impl(jax.jit(_run, static_argnames=("jaxpr", "limit")))
 blockwise_p.def_abstract_eval(lambda *_, jaxpr, limit: jaxpr.out_avals)
 mlir.register_lowering(blockwise_p, mlir.lower_fun(_run, multiple_results=True))
 
@@ -134,7 +122,7 @@ batching.primitive_batchers[blockwise_p] = _batched
 
 
 @functools.lru_cache(64)
-def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -> tuple:
+def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[int, ...], limit: int) -> tuple:
     """Splits a derivative into a program of the inputs and a linear one of tangents.
 
     The first returns the results and what the second needs before the tangents of
@@ -144,37 +132,50 @@ def _linearized(jaxpr: core.ClosedJaxpr, varied: tuple[bool, ...], limit: int) -
     function, trees = core.jaxpr_as_fun(jaxpr), []
 
     def forward(*primals):
-        def of_varied(*inputs):
-            inputs = iter(inputs)
-            pairs = zip(primals, varied, strict=True)
-            return function(
-                *(next(inputs) if is_varied else x for x, is_varied in pairs)
-            )
+        def of_varied(*changing):
+            inputs = dict(enumerate(primals)) | dict(zip(varied, changing, strict=True))
+            return function(*inputs.values())
 
-        changing = itertools.compress(primals, varied)
-        outputs, linear = jax.linearize(of_varied, *changing)
+        outputs, linear = jax.linearize(of_varied, *(primals[i] for i in varied))
         leaves, tree = jax.tree.flatten(linear)
         trees.append(tree)
         return [*outputs, *leaves]
 
     whole = jax.make_jaxpr(forward)(*jaxpr.in_avals)
     count = len(jaxpr.out_avals)
-    first, sources, places, again = regions.without_large_results(whole, count, limit)
+    program = levels.graph(whole.jaxpr, whole.consts, enters_custom=False)
+    area = cuts.least_area(whole.jaxpr, limit)
+    large = {x for rows, _ in cuts.large(program, limit, area) for x in rows}
+    # Large results are computed again, from these.
+    sources, again = regions.recipe(
+        program.outputs[count:], lambda x: x in large or cuts.is_mask(area, x)
+    )
+    number = {value: i for i, value in enumerate(program.inputs)}
+    places = [number.get(x) for x in sources]
+    results = [*program.outputs[:count], *(x for x in sources if x not in number)]
+
+    def shortened(*primals):
+        values = dict(zip(program.inputs, primals, strict=True))
+        cuts.run(program.equations, values)
+        return [cuts.read(x, values) for x in results]
+
+    first = jax.make_jaxpr(shortened)(*jaxpr.in_avals)
     are_float = [jnp.issubdtype(x.dtype, jnp.inexact) for x in jaxpr.out_avals]
 
     def linear(residuals: Sequence, tangents: Sequence) -> list:
         outputs = jax.tree.unflatten(trees[-1], again(residuals))(*tangents)
         return [*itertools.compress(outputs, are_float)]
 
-    tangents = [*itertools.compress(jaxpr.in_avals, varied)]
-    second = jax.make_jaxpr(linear)(sources, tangents)
+    tangents = [jaxpr.in_avals[i] for i in varied]
+    second = jax.make_jaxpr(linear)([x.aval for x in sources], tangents)
     return first, second, places, are_float
 
 
 def _jvp(primals: Sequence, tangents: Sequence, *, jaxpr: Any, limit: int) -> tuple:
     varied = tuple(
-        not isinstance(tangent, ad.Zero) and jnp.issubdtype(x.dtype, jnp.inexact)
-        for x, tangent in zip(jaxpr.in_avals, tangents, strict=True)
+        i
+        for i, x in enumerate(jaxpr.in_avals)
+        if not isinstance(tangents[i], ad.Zero) and jnp.issubdtype(x.dtype, jnp.inexact)
     )
     first, second, places, are_float = _linearized(jaxpr, varied, limit)
     results = call(first, primals, limit)
@@ -182,7 +183,7 @@ def _jvp(primals: Sequence, tangents: Sequence, *, jaxpr: Any, limit: int) -> tu
     outputs, made = results[:count], iter(results[count:])
     # An input that were a result, too, would be stacked by a loop, and have a batch.
     residuals = [next(made) if i is None else primals[i] for i in places]
-    changing = itertools.compress(tangents, varied)
+    changing = [tangents[i] for i in varied]
     changes = iter(call(second, [*residuals, *changing], limit, always=True))
     return outputs, [
         next(changes) if is_float else ad.Zero(jax.typeof(x).to_tangent_aval())

@@ -63,6 +63,10 @@ class Value:
     def size(self) -> int:
         return math.prod(self.shape)
 
+    def is_readable(self, index: int) -> bool:
+        """Checks whether a variable holds it before an equation of the level."""
+        return self.variable is not None and self.index <= index
+
     @property
     def is_data(self) -> bool:
         return bool(self.shape) and jnp.issubdtype(self.aval.dtype, jnp.inexact)

@@ -154,8 +154,8 @@ def _run_nested(
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
     if name == jaxprs.BLOCKWISE:
-        body = blocks.of_numbers(params["limit"])
-        return body(lambda *inputs: run(levels[0], inputs, turns))(*inputs)
+        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
+        return blocks.of_numbers(body, params["limit"])(*inputs)
     if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
         body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         if name in ("jit", "pjit"):

@@ -18,12 +18,10 @@ Recognized are
   after all of these except dropout. Dropout is a choice by random bits, or zeros
   together with a scale, as in `where(kept, weights / 0.8, 0)`;
 * one head, several, grouped heads, a key head for all, and all of these under `vmap`.
-  The axis of heads is what the projection of the queries makes along with their size.
-  If queries have no projection, it is what the projection of keys makes, or what the
-  program merges or contracts with the size of values, or sums; otherwise the axes of
-  weights are assumed to be `[B, H, T, S]`, or `[B, T, S]`, which `sites` says. Heads
-  may be stacked along the batch by
-  `concatenate(split(x))`;
+  The axis of heads is what the projection of the queries makes along with their size,
+  or else the projection of keys or values; without projections weights are assumed to
+  be `[B, H, T, S]`, or `[B, T, S]`, and `sites` says so. Heads may be stacked along
+  the batch by `concatenate(split(x))`;
 * attention at any level of a program: in the body of a scan, a jitted or a remat
   function.
 
@@ -67,7 +65,6 @@ from mha_haiku.core.sites.levels import Equation
 from mha_haiku.core.sites.softmaxes import Softmax
 
 _WEIGHING = {*levels.EXPONENTIALS, "logistic"}
-_MIXING = {"slice", "dynamic_slice", "dot_general"}
 _ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
@@ -93,12 +90,7 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
     They come from a product and reach another, as in other forms of attention.
     """
     equations = _equations(jaxpr, constants)
-    found = list(_found(equations))
-    for equation in found:  # grows by what its entries are made of, up to products
-        makers = dict.fromkeys(x.maker for x in equation.inputs if x.is_made)
-        makers = [x for x in makers if x and x.name != "dot_general"]
-        found += [x for x in makers if x not in found]
-    known = {x.number for equation in found for x in equation.outputs}
+    known = {softmaxes.unshifted(x.inputs[0])[-1] for x in _found(equations)}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
     masses, shares, read_by = set(), set(), set()
@@ -106,11 +98,12 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
         if equation.is_marked:
             continue
         name, inputs = equation.name, {x.number for x in equation.inputs}
-        outputs = {x.number for x in equation.outputs} - known
+        outputs = {x.number for x in equation.outputs}
         if inputs & (masses | shares):
             read_by.add(name)
         if name in levels.EXPONENTIALS and equation.inputs[0].is_made:
-            masses |= outputs
+            is_known = not known.isdisjoint(softmaxes.unshifted(equation.inputs[0]))
+            masses |= set() if is_known else outputs
         elif name in _ENDING:
             continue
         elif inputs & shares or name == "div" and equation.inputs[0].number in masses:
@@ -147,13 +140,17 @@ def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
             if attention and attention.sites and attention.softmax not in found:
                 found[attention.softmax] = attention
                 break
-    # Queries and keys of scores that several softmaxes read are not of one attention.
-    counts = collections.Counter(x.scored for x in found.values())
+    # Queries and keys of scores that several softmaxes read, or that are computed again
+    # for the sum, are not of one attention.
+    counts = collections.Counter(x.scored.outputs[0].number for x in found.values())
+    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
+    again = collections.Counter(x.number for x in products if x.users)
     return {
         end: x
-        if counts[x.scored] == 1
+        if counts[number] * again[number] == 1
         else x._replace(sites=[*map(_with_shared_scores, x.sites)])
         for end, x in found.items()
+        for number in [x.scored.outputs[0].number]
     }
 
 
@@ -192,36 +189,33 @@ class _AttentionSearch:
         if not has_queries or not is_computed or 0 in weights.shape + values.shape:
             return None
         weights = self.axes.start(weights, *product.contracted(side))
-        goal = functools.partial(softmaxes.found, self.axes)
-        walk = self.axes.walk(weights, softmaxes.weighing, goal)
-        if walk is None:
-            return None
-        steps, softmax = walk
+        softmax = softmaxes.found(self.axes, weights)
         # Attention entirely inside a call is found when the call is searched.
-        end, calls = steps[-1].value.maker, product.calls
-        if end is None or (calls and calls[:1] == end.calls[:1]):
+        calls = product.calls
+        if softmax is None or (calls and calls[:1] == softmax.end.calls[:1]):
             return None
 
-        mixing = self.mixing(weights)
-        free = [weights.axes[i] for i in mixing.free]
-        goal = functools.partial(
-            self.scores, mixing.values.value, softmax.is_sigmoid, free
-        )
+        read, heads = self.mixed(weights)
+        free = [weights.axes[i] for i in product.free(side)]
+        goal = functools.partial(self.scores, values, softmax.is_sigmoid, free)
         walk = self.axes.walk(softmax.scores, Equation.made, goal)
         if walk is None:
             return None
         to_scores, scores = walk
         scores = scores._replace(steps=to_scores)
-        masked = softmaxes.changes(self.axes, to_scores)
-        masks = {x.key for x in masked if x and x.name == "select_n"}
-        groups = self.groups(steps, mixing, scores)
+        sources = scores.query, scores.key, read
+        made = (axis_groups.made_with_size(self.axes, x) for x in sources)
+        # `weights @ values` drops batch axes of size 1 from the weights.
+        whole = max(softmax.weights, key=lambda step: len(step.axes))
+        of_heads = next(filter(None, made), ())
+        groups = axis_groups.groups(self.axes, whole, free, of_heads)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
-        if not set(groups.queries) <= only:
+        if not set(self.of(groups.queries)) <= only:
             return None
-        sites = self.sites(steps, softmax, scores, masks, mixing, groups)
-        return _Attention(end, scores.product, sites, groups.is_assumed)
+        sites = self.sites(softmax, scores, read, heads, groups)
+        return _Attention(softmax.end, scores.product, sites, groups.is_assumed)
 
-    def mixing(self, weights: Reached) -> axis_groups.Mixing:
+    def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
         values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
@@ -235,29 +229,10 @@ class _AttentionSearch:
         heads = self.axes.ahead(product, side, weights)
         by_values = self.axes.ahead(product, 1 - side, values)
         assert heads is not None and by_values is not None  # links are known
-        known = set(self.of(*values.axes))
-        axes = [
-            y if set(y) <= known else x
-            for x, y in zip(heads.axes, by_values.axes, strict=True)
-        ]
-        heads = Reached(heads.value, axes, (size,))
-        return axis_groups.Mixing(product, side, weights, values, heads)
-
-    def groups(
-        self, steps: list[Any], mixing: axis_groups.Mixing, scores: _Scores
-    ) -> axis_groups.Groups:
-        of_query = axis_groups.made_with_size(self.axes, scores.query)
-        of_query = of_query or axis_groups.made_with_size(self.axes, scores.key)
-        groups = axis_groups.groups(self.axes, mixing, of_query)
-        # `weights @ values` drops batch axes of size 1 from the weights, from the left.
-        dropped = [
-            tuple(step.value.maker.params["dimensions"])
-            for step in steps
-            if step.value.maker.name == "squeeze"
-        ]
-        count = sum(len(axes) for axes in dropped if axes == tuple(range(len(axes))))
-        count -= count > 1 and not groups.heads  # the last is the axis of one head
-        return groups._replace(batch=[()] * count + groups.batch)
+        known = set(self.axes.with_ones(*values.axes))
+        pairs = zip(heads.axes, by_values.axes, strict=True)
+        axes = [y if set(y) <= known else x for x, y in pairs]
+        return values, Reached(heads.value, axes, (size,))
 
     # --- Queries and keys
 
@@ -315,62 +290,20 @@ class _AttentionSearch:
         axes, (_, size) = self.axes.origin(key).axes, key.marks
         return len(axes) != 2 or self.of(axes[-1]) == self.of(size)
 
-    def is_once(self, softmax: Softmax, product: Equation) -> bool:
-        """Checks whether the sum uses the same product of queries and keys.
-
-        An edit of queries would not affect a product that is computed a second time.
-        """
-        if softmax.argument is None:
-            return True
-        begin = self.axes.start(softmax.argument)
-        goal = functools.partial(softmaxes.is_computed_alike, product)
-        walk = self.axes.walk(begin, Equation.made, goal)
-        return walk is None or walk[1] is product
-
     # --- The values shown
 
     def weights(
-        self, steps: list[Reached], masks: set[tuple], groups: axis_groups.Groups
-    ) -> tuple[Reached, list[Reached]] | None:
-        """Finds the weights to show, and the steps to them from the softmax."""
-        best = self.undropped(steps, masks)
+        self, steps: list[Reached], groups: axis_groups.Groups
+    ) -> Reached | None:
+        """Finds the weights to show."""
+        best = softmaxes.undropped(steps)
         (keys,) = steps[0].marks
-        whole = self.of(*groups.batch, groups.heads, groups.queries, keys)
-        for i in (*range(best, -1, -1), *range(best + 1, len(steps))):
-            is_whole = set(self.of(*steps[i].axes)) == set(whole)
-            if is_whole and _is_readable(self.product.index, steps[i].value):
-                return steps[i], steps[i:]
-        return None
-
-    def masked(self, softmax: Softmax, scores: _Scores) -> Reached | None:
-        """Finds what the softmax reads, up to a number per row: scores with a mask."""
-        if softmax.is_sigmoid:
-            return None
-        changes = softmaxes.changes(self.axes, scores.steps)
-        for step, change in zip(scores.steps, (*changes, None), strict=True):
-            if _is_readable(self.product.index, step.value):
+        whole = {*self.of(*groups.batch, groups.heads, groups.queries, keys)}
+        for step in (*steps[best::-1], *steps[best + 1 :]):
+            is_whole = {*self.of(*step.axes)} == whole
+            if is_whole and step.value.is_readable(self.product.index):
                 return step
-            is_shift = change and change.is_of_rows and change.name in ("sub", "add")
-            if change and not is_shift:
-                return None
         return None
-
-    def undropped(self, steps: list[Reached], masks: set[tuple]) -> int:
-        """Finds the step at which weights are mixed and masked, but not dropped out."""
-        # Dropout is random, or zeros together with a scale:
-        # `where(kept, weights / 0.8, 0)`.
-        changes = softmaxes.changes(self.axes, steps)
-        mixed = [i for i, x in enumerate(changes) if x and x.name in _MIXING]
-        changes = changes[: min(mixed, default=len(changes))]
-        at = {i: x for i, x in enumerate(changes) if x and x.key not in masks}
-        scales = [i for i, x in at.items() if x.name in ("mul", "div") and x.size == 1]
-        zeros = [i for i, x in at.items() if x.name in ("select_n", "mul")]
-        random = [i for i, x in at.items() if x.is_random]
-        dropped = random or (scales and [i for i in zeros if i not in scales])
-        best = max(dropped, default=-1) + 1
-        while changes[best : best + 1] == [None] or (dropped and best in scales):
-            best += 1
-        return best
 
     def held(self, step: Reached) -> Reached | None:
         """Finds the first variable of the level that has the numbers of a step."""
@@ -386,34 +319,32 @@ class _AttentionSearch:
 
     def sites(
         self,
-        steps: list[Reached],
         softmax: Softmax,
         scores: _Scores,
-        masks: set[tuple],
-        mixing: axis_groups.Mixing,
+        values: Reached,
+        heads: Reached,
         groups: axis_groups.Groups,
     ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
-        weights, made = self.weights(steps, masks, groups) or (None, [])
-        heads = self.held(mixing.heads)
-        if weights is None or heads is None:
+        weights = self.weights(softmax.weights, groups)
+        held = self.held(heads)
+        if weights is None or held is None:
             return []
         (query_size,), (scored, key_size) = scores.query.marks, scores.key.marks
-        keys, size = mixing.values.marks
+        keys, size = values.marks
         # The equation that a site comes before, and the value's axes after the batch
         # axes; None is the axes of heads, which are the rest.
         wanted = {
             "query": (scores.product, scores.query, groups.queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),
             "weights": (weights.value, weights, groups.heads, groups.queries, keys),
-            "value": (self.product, mixing.values, keys, None, size),
-            "heads": (heads.value, heads, groups.queries, groups.heads, size),
+            "value": (self.product, values, keys, None, size),
+            "heads": (held.value, held, groups.queries, groups.heads, size),
         }
-        is_once = self.is_once(softmax, scores.product)
         variables, shown, sites = {}, {}, []
         for name, (place, step, *axes) in wanted.items():
             forms = self.axes.forms(step)
-            step = next((x for x in forms if _is_readable(place.index, x.value)), None)
+            step = next((x for x in forms if x.value.is_readable(place.index)), None)
             axes = (*groups.batch, *axes)
             layout = step and Layout.of(self.axes, step, axes, groups.heads)
             if step is None or layout is None:
@@ -422,24 +353,22 @@ class _AttentionSearch:
             # An edit of a variable affects everything that reads it from there on.
             readers = [x for x in step.value.users if x.index >= place.index]
             is_exclusive = len(readers) == 1 and not step.value.is_output
-            is_exclusive = is_exclusive and (name == "value" or is_once)
             is_result = name in ("weights", "heads")
             write = layout.hidden if is_result or is_exclusive else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
             sites.append(Site.of(place.index, variables[name], facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
-        masked = self.masked(softmax, scores)
+        masked = None
+        if not softmax.is_sigmoid:
+            masked = softmaxes.masked(self.axes, scores.steps, self.product.index)
         if masked is not None:
             axes = (*groups.batch, groups.heads, groups.queries, keys)
             layout = Layout.of(self.axes, masked, axes, groups.heads)
             if layout is not None:
                 variables["scores"], shown["scores"] = masked.value.variable, layout
         known = axis_groups.fitting(shown)
-        later = softmaxes.changes(self.axes, made)
-        are_shares = softmax.are_shares(later, masks)
-        make_map = functools.partial(map_sites.map_of_recognized, are_shares=are_shares)
-        read = functools.partial(axis_groups.map_of, known, make_map)
+        read = functools.partial(axis_groups.map_of, known, map_sites.map_of_recognized)
         leaves = {name: variables[name] for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
         reached = {"weights": weights, "scores": masked}
@@ -448,7 +377,7 @@ class _AttentionSearch:
         )
         if rows is not None:
             leaves["rows"] = tuple(rows.rows.variables)
-            sees = functools.partial(_map_of_rows, known, rows, are_shares)
+            sees = functools.partial(_map_of_rows, known, rows)
             facet = facet._replace(read=sees, read_edited=read)
         sites.insert(-1, Site.of(self.product.index, leaves, facet))
         return sites
@@ -460,14 +389,11 @@ class _AttentionSearch:
         if reached["weights"].value.size <= regions.LIMIT:
             return None
         layouts = {name: known[name] for name in reached}
-        cuts = [x.of_rows(1) for x in layouts.values()]
-        if None in cuts:
-            return None
         values = [
-            (x.value, cut[0])
-            for x, cut in zip(reached.values(), cuts, strict=True)
-            if cut
+            (reached[name].value, x.rows[0]) for name, x in layouts.items() if x.rows
         ]
+        if len(values) < len(layouts):
+            return None
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
         return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None
@@ -476,19 +402,12 @@ class _AttentionSearch:
 def _map_of_rows(
     known: dict[str, Layout],
     rows: axis_groups.RowsOfMap,
-    are_shares: bool,
     values: dict,
 ) -> Any:
     """Makes the map whose weights are computed row by row."""
     sides = axis_groups.sides(known, values)
     shape = known["weights"].canonical
-    return row_maps.map_of_rows(
-        values["rows"], rows, shape, **sides, are_shares=are_shares
-    )
-
-
-def _is_readable(index: int, value: levels.Value) -> bool:
-    return value.variable is not None and value.index <= index
+    return row_maps.map_of_rows(values["rows"], rows, shape, **sides)
 
 
 def _have_common_source(*values: levels.Value) -> bool:

@@ -9,269 +9,143 @@ Where an equation needs all queries and keys at once, the value stays whole.
 """
 
 import collections
-import dataclasses
 import functools
 import graphlib
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.extend import core
 
-from mha_haiku.core.sites import components, cuts, jaxprs, levels
+from mha_haiku.core import tiles
+from mha_haiku.core.sites import cuts, jaxprs, levels
 from mha_haiku.core.sites.levels import Equation, Graph, Value
 
 LIMIT = 2**24
 """Numbers of the largest values of queries and keys that are made whole."""
 
-# --- Regions: a pass over the blocks of a component
 
-
-class _Node(NamedTuple):
-    """An equation of a region, with the axes of rows of its outputs and inputs."""
-
-    number: int
-    equation: Equation
-    axis: int | None  # None where the rows are summed, or for all rows
-    of_inputs: tuple[int | None, ...]
-
-
-class _Nodes:
+class _Block:
     """The equations that compute rows of values, and what they read of the others.
 
-    A value is computed if `is_inside(value, axis)`, given its axis of rows, or None.
+    Axes are axes of rows: None where rows are summed, and for values of all rows.
     """
 
-    def __init__(self, is_inside: Callable[[Value, int | None], bool]):
+    def __init__(self):
         self.inputs: dict[tuple[Value, int | None], None] = {}
-        self._nodes: dict[tuple[Equation, int | None], _Node] = {}
-        self._is_inside = is_inside
+        # Of an equation, and the axis of its outputs, the axes of its inputs.
+        self._nodes: dict[tuple[Equation, int | None], list[int | None]] = {}
 
-    def ordered(self) -> list[_Node]:
-        return sorted(self._nodes.values(), key=lambda node: node.number)
+    def _of_inputs(self, value: Value, axis: int | None) -> list[int | None] | None:
+        """Finds the axes from which a value is computed; None if it is only read."""
+        raise NotImplementedError
 
-    def enter(
-        self, equation: Equation, axis: int | None, of_inputs: list[int | None]
-    ) -> None:
-        todo = [(equation, axis, of_inputs)]
-        while todo:
-            equation, axis, of_inputs = todo.pop()
-            if (equation, axis) in self._nodes:
+    def enter(self, maker: Equation, axis: int | None, of_inputs: list) -> None:
+        """Adds an equation, and what it needs."""
+        todo = [(maker, axis, of_inputs)]
+        for maker, axis, of_inputs in todo:
+            if (maker, axis) in self._nodes:
                 continue
-            node = _Node(equation.number, equation, axis, tuple(of_inputs))
-            self._nodes[equation, axis] = node
-            for value, place in zip(equation.inputs, of_inputs, strict=True):
-                maker = value.maker
-                if maker is not None and self._is_inside(value, place):
-                    todo.append(
-                        (maker, place, list(components.linked(maker, value, place)))
-                    )
+            self._nodes[maker, axis] = of_inputs
+            for value, place in zip(maker.inputs, of_inputs, strict=True):
+                axes = self._of_inputs(value, place)
+                if axes is not None and value.maker is not None:
+                    todo.append((value.maker, place, axes))
                 elif value.constant is None or place is not None:
                     self.inputs[value, place] = None
 
+    def run(
+        self,
+        here: dict[tuple[Value, int | None], Any],
+        positions: jax.Array,
+        without_rows: Callable[[Equation, list, list], list],
+    ) -> None:
+        """Adds values of the rows at some positions to the inputs, in order."""
+        for equation, axis in sorted(self._nodes, key=lambda node: node[0].number):
+            of_inputs = self._nodes[equation, axis]
+            pairs = zip(equation.inputs, of_inputs, strict=True)
+            inputs = [here.get((x, place), x.constant) for x, place in pairs]
+            if axis is None:
+                results = without_rows(equation, of_inputs, inputs)
+            else:
+                results = cuts.for_rows(equation, inputs, axis, positions)
+            keys = ((x, axis) for x in equation.outputs)
+            here.update(zip(keys, results, strict=True))
 
-@dataclasses.dataclass(eq=False)
-class _Region:
+
+class _Region(_Block):
     """A pass over the blocks of a component."""
 
-    plan: components.Component
-    turn: int
-    outputs: dict[Value, int | None] = dataclasses.field(default_factory=dict)
+    def __init__(self, plan: cuts.Component, turn: int, area: float):
+        super().__init__()
+        self.plan, self._turn, self._area = plan, turn, area
+        self.outputs: dict[Value, int | None] = {}
 
-    def __post_init__(self):
-        self.nodes = _Nodes(self._is_inside)
+    def _of_inputs(self, value: Value, axis: int | None) -> list[int | None] | None:
+        cut = self.plan.block(value, axis)
+        if cut is not None and (value in self.plan.rows or cut.turn >= self._turn):
+            return cut.of_inputs
+        if axis is None or not cuts.is_mask(self._area, value):
+            return None
+        return cuts.of_rows(_maker(value), value, axis)
 
-    def add(self, output: Value) -> list[Value]:
-        """Adds an output, and returns the inputs that the region needs for it."""
-        equation = output.maker
-        assert equation is not None
-        if output in self.outputs:
-            return []
-        axis = components.out_axis(equation, output, self.plan)
-        self.outputs[output] = axis
-        before = set(self.nodes.inputs)
-        self.nodes.enter(equation, axis, components.axes_of(equation, self.plan))
-        return [value for value, axis in self.nodes.inputs.keys() - before]
+    def blocks(self, values: dict[Value, Any], limit: int) -> dict[Value, Any]:
+        """Runs the region; returns its outputs."""
+        large = self.plan.rows.items()
+        (length,) = {x.shape[axis] for x, axis in large}
+        widest = max(x.size // length for x, _ in large)
+        rows = _rows(length, max(1, limit // 4 // widest))
+        stacked = {x: axis for x, axis in self.outputs.items() if axis is not None}
+        sums = [x for x, axis in self.outputs.items() if axis is None]
+        join = dict.fromkeys(cuts.SUMS, jnp.add) | cuts.REDUCTIONS
 
-    def _is_inside(self, value: Value, axis: int | None) -> bool:
-        """Checks whether the block of a value is computed in the region."""
-        plan, maker = self.plan, value.maker
-        if axis is None or maker is None:
-            return False
-        if plan.rows.get(value) == axis and maker in plan.kinds:
-            return True
-        if plan.kept.get(value) == axis and plan.complete.get(value, 0) > self.turn:
-            return True
-        return components.is_mask(plan.area, value) and components.is_cut(
-            maker, value, axis
-        )
-
-
-def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list, dict]:
-    """Returns a program, the equations and regions to run in order, and scans."""
-    consts = closed.consts
-    program = levels.graph(closed.jaxpr, consts, barred=limit, has_sites=False)
-    scans = _with_masks_inside(program, limit)
-    plans = components.plans(program, limit)
-    while True:
-        plan_of = {
-            equation: plan
-            for plan in plans
-            for equation, kind in plan.kinds.items()
-            if kind != "kept"
-        }
-        units = _units(program, plan_of)
-        kept = {
-            region.plan
-            for region in units
-            if isinstance(region, _Region)
-            if not region.outputs.keys() <= region.plan.rows.keys()
-        }
-        if len(kept) < len({plan_of[x] for x in plan_of}):
-            plans = [plan for plan in plans if plan in kept]  # others are whole anyway
-            continue
-        try:
-            order = graphlib.TopologicalSorter(units).static_order()
-            return program, list(order), scans
-        except graphlib.CycleError as error:
-            # A region would need its own outputs: the component is left whole.
-            cyclic = next(x for x in error.args[1] if isinstance(x, _Region))
-            plans = [plan for plan in plans if plan is not cyclic.plan]
-
-
-def whole(closed: core.ClosedJaxpr, limit: int) -> list[str]:
-    """Lists the values of all queries and keys that a program makes, with the maker."""
-    program, order, _ = _planned(closed, limit)
-    seeds = [eqn for eqn in jaxprs.walk(closed.jaxpr) if components.is_seed(eqn, limit)]
-    lengths = {tuple(sorted(components.result_shape(x))[-2:]) for x in seeds}
-
-    def is_whole(value: Value) -> bool:
-        counts = collections.Counter(value.shape)
-        return any(not collections.Counter(both) - counts for both in lengths)
-
-    lines: dict[str, None] = {}
-    for unit in order:
-        for value in unit.outputs:
-            if isinstance(unit, _Region):
-                name, rows, maker = "blocks", unit.plan.rows, value.maker
-                reads = [x for x in maker.inputs if x in rows] if maker else []
-                large = value in rows or any(value.size >= x.size for x in reads)
-            else:
-                name, large = unit.name, is_whole(value)
-            if large:
-                lines[f"{value.aval.str_short()} of {name}"] = None
-    return [*lines]
-
-
-def run(closed: core.ClosedJaxpr, arguments: list, limit: int) -> list:
-    """Runs a program with its components in blocks; returns the outputs."""
-    program, order, scans = _planned(closed, limit)
-    values = dict(zip(program.inputs, arguments, strict=True))
-    for unit in order:
-        if isinstance(unit, _Region):
-            values.update(_blocks(unit, values, limit))
-        elif unit in scans:
-            inputs = [cuts.read(x, values) for x in unit.inputs]
-            values.update(zip(unit.outputs, scans[unit](inputs), strict=True))
-        else:
-            cuts.run([unit], values)
-    return [cuts.read(x, values) for x in program.outputs]
-
-
-def _units(
-    program: Graph, plan_of: dict[Equation, components.Component]
-) -> dict[Any, set]:
-    """Finds what to run for the outputs: equations and regions, and what each needs."""
-    regions: dict[tuple[components.Component, int], _Region] = {}
-    units: dict[Any, set] = {}
-    makers: dict[Value, Any] = {}
-    todo, seen = list(program.outputs), set()
-    needs: dict[Any, list[Value]] = collections.defaultdict(list)
-    while todo:
-        value = todo.pop()
-        equation = value.maker
-        if equation is None or value in seen:
-            continue
-        seen.add(value)
-        plan = plan_of.get(equation)
-        if plan is None:
-            if equation not in units:
-                units[equation] = set()
-                needs[equation] += equation.inputs
-                todo += equation.inputs
-            makers[value] = equation
-            continue
-        turn = plan.passes[equation]
-        region = regions.setdefault((plan, turn), _Region(plan, turn))
-        units.setdefault(region, set())
-        makers[value] = region
-        more = region.add(value)
-        needs[region] += more
-        todo += more
-    for unit, values in needs.items():
-        units[unit] = {makers[x] for x in values if x in makers}
-    return units
-
-
-def _blocks(region: _Region, values: dict[Value, Any], limit: int) -> dict:
-    """Runs a region; returns its outputs."""
-    plan, length = region.plan, region.plan.length
-    widest = max(x.size // x.shape[axis] for x, axis in plan.rows.items())
-    rows = _rows(length, max(1, limit // 4 // widest))
-    count = -(-length // rows)
-    nodes = region.nodes.ordered()
-    stacked = [x for x, axis in region.outputs.items() if axis is not None]
-    sums = [x for x, axis in region.outputs.items() if axis is None]
-
-    def block(totals: list, number: Any):
-        # The last block begins earlier if rows do not divide the length; its first rows
-        # were in the block before, and do not count in sums.
-        first = jnp.minimum(number * rows, length - rows)
-        positions = first + jnp.arange(rows)
-        is_new = None if count * rows == length else positions >= number * rows
-        here: dict[tuple[Value, int | None], Any] = {}
-        for value, axis in region.nodes.inputs:
-            whole = cuts.read(value, values)
-            if axis is not None:
-                whole = lax.dynamic_slice_in_dim(jnp.asarray(whole), first, rows, axis)
-            here[value, axis] = whole
-        for node in nodes:
-            equation = node.equation
-            inputs = [
-                here[x, axis] if (x, axis) in here else x.constant
-                for x, axis in zip(equation.inputs, node.of_inputs, strict=True)
+        def block(totals: list, positions: jax.Array, is_new: jax.Array):
+            here, span = {}, tiles.Span(positions[0], rows)
+            for value, axis in self.inputs:
+                x = jnp.asarray(cuts.read(value, values))
+                here[value, axis] = x if axis is None else tiles.take(x, span, axis)
+            summed = functools.partial(_summed, is_new if length % rows else None)
+            self.run(here, positions, summed)
+            totals = [
+                join[_maker(x).name](total, here[x, None].astype(total.dtype))
+                for x, total in zip(sums, totals, strict=True)
             ]
-            if node.axis is None:
-                results = _of_block(node, plan, inputs, is_new)
-            else:
-                results = cuts.for_rows(equation, inputs, node.axis, positions)
-            here.update(
-                ((x, node.axis), y)
-                for x, y in zip(equation.outputs, results, strict=True)
-            )
-        totals = [
-            cuts.join(_maker(x), total, here[x, None].astype(total.dtype))
-            for x, total in zip(sums, totals, strict=True)
-        ]
-        return totals, [here[x, region.outputs[x]] for x in stacked]
+            return totals, [here[place] for place in stacked.items()]
 
-    begin = [
-        jnp.full(x.shape, cuts.neutral(_maker(x), x.aval.dtype), _sum_dtype(x))
-        for x in sums
-    ]
-    totals, parts = lax.scan(block, begin, jnp.arange(count))
-    result = {}
-    for x, total in zip(sums, totals, strict=True):
-        result[x] = total.astype(x.aval.dtype)
-        if _maker(x).name == "scatter-add":
-            result[x] += cuts.read(_maker(x).inputs[0], values)
-    for x, part in zip(stacked, parts, strict=True):
-        axis = region.outputs[x]
-        assert axis is not None
-        result[x] = _joined(part, axis, length)
-    return result
+        begin = [self._of_no_rows(x, values) for x in sums]
+        totals, parts = tiles.over_rows(block, begin, length, rows, [*stacked.values()])
+        pairs = zip(sums, totals, strict=True)
+        totals = {x: total.astype(x.aval.dtype) for x, total in pairs}
+        return dict(zip(stacked, parts, strict=True)) | totals
+
+    def _of_no_rows(self, value: Value, values: dict[Value, Any]) -> jax.Array:
+        """Computes a sum of no rows: zeros, or what rows are added to."""
+        maker, inputs = _maker(value), []
+        for x, axis in zip(maker.inputs, self.plan.cuts[maker].of_inputs, strict=True):
+            if axis is None:
+                inputs.append(cuts.read(x, values))
+            else:
+                shape = (*x.shape[:axis], 0, *x.shape[axis + 1 :])
+                inputs.append(jnp.zeros(shape, x.aval.dtype))
+        return cuts.outputs(maker, inputs)[0].astype(_sum_dtype(value))
+
+
+def _summed(is_new: Any, equation: Equation, of_inputs: list, inputs: list) -> list:
+    """Computes a block's part of a sum over all rows."""
+    # The last input is masked: what is summed, or one of the factors.
+    if is_new is not None and equation.name in cuts.SUMS:
+        shape = [1] * inputs[-1].ndim
+        shape[of_inputs[-1]] = -1
+        inputs[-1] = jnp.where(is_new.reshape(shape), inputs[-1], 0)
+    if equation.name == "scatter-add":
+        inputs[0] = jnp.zeros_like(inputs[0])  # what is added to is there before
+    if equation.name != "dot_general":
+        return cuts.outputs(equation, inputs)
+    dtype = jnp.dtype(_sum_dtype(equation.outputs[0]))
+    params = equation.params | {"preferred_element_type": dtype}
+    return [equation.eqn.primitive.bind(*inputs, **params)]
 
 
 def _maker(value: Value) -> Equation:
@@ -282,214 +156,188 @@ def _maker(value: Value) -> Equation:
 def _rows(length: int, largest: int) -> int:
     """Chooses the rows of a block: a divisor of the length, if one is near."""
     largest = min(largest, length)
-    near = range(largest, max(largest // 2, 1) - 1, -1)
+    near = range(largest, largest // 2, -1)
     return next((rows for rows in near if length % rows == 0), largest)
-
-
-def _joined(parts: jax.Array, axis: int, length: int) -> jax.Array:
-    """Joins blocks `[N, ...]` along an axis; the last may overlap the one before."""
-    count, rows = parts.shape[0], parts.shape[axis + 1]
-    whole = jnp.moveaxis(parts, 0, axis)
-    shape = (*whole.shape[:axis], count * rows, *whole.shape[axis + 2 :])
-    whole = whole.reshape(shape)
-    if count * rows == length:
-        return whole
-    begin = lax.slice_in_dim(whole, 0, (count - 1) * rows, axis=axis)
-    rest = length - (count - 1) * rows
-    end = lax.slice_in_dim(whole, count * rows - rest, count * rows, axis=axis)
-    return jnp.concatenate([begin, end], axis)
 
 
 def _sum_dtype(value: Value) -> Any:
     """Returns the dtype of a sum over blocks: at least float32."""
-    dtype = value.aval.dtype
-    is_short = jnp.issubdtype(dtype, jnp.floating) and dtype.itemsize < 4
-    return jnp.float32 if is_short else dtype
+    dtype, is_float = value.aval.dtype, jnp.issubdtype(value.aval.dtype, jnp.floating)
+    return jnp.promote_types(dtype, jnp.float32) if is_float else dtype
 
 
-def _of_block(
-    node: _Node, plan: components.Component, inputs: list, is_new: Any
-) -> list:
-    """Computes a block's part of a sum over all rows."""
-    equation = node.equation
-    (output,) = equation.outputs
-    n = components.summed(equation, plan)
-    if is_new is not None and n is not None:
-        shape = [1] * inputs[n].ndim
-        shape[node.of_inputs[n]] = -1  # type: ignore[call-overload]
-        neutral = cuts.neutral(equation, inputs[n].dtype)
-        inputs[n] = jnp.where(is_new.reshape(shape), inputs[n], neutral)
-    if equation.name == "scatter-add":
-        inputs[0] = jnp.zeros_like(inputs[0])  # what is added to comes at the end
-    if equation.name != "dot_general" or _sum_dtype(output) == output.aval.dtype:
-        return cuts.outputs(equation, inputs)
-    params = equation.params | {"preferred_element_type": jnp.dtype(jnp.float32)}
-    return [equation.eqn.primitive.bind(*inputs, **params)]
-
-
-class Rows:
+class Rows(_Block):
     """How any rows of large values follow from smaller values of a level.
 
     Weights of attention, for example, follow from queries, keys and the lengths of
     texts, all of them variables of the level that are there before an equation.
     """
 
-    def __init__(self, values: Sequence[tuple[Value, int]], index: int, area: int):
+    def __init__(self, values: Sequence[tuple[Value, int]], index: int, area: float):
         """Args: values, each with its axis of rows; the equation; queries x keys."""
+        super().__init__()
         self._values, self._index, self._area = values, index, area
-        self._nodes = _Nodes(self._is_inside)
         for value, axis in values:
-            assert value.maker is not None
-            of_inputs = list(components.linked(value.maker, value, axis))
-            self._nodes.enter(value.maker, axis, of_inputs)
-        self._order = self._nodes.ordered()
-        self._inputs = list(self._nodes.inputs)
-        are_there = (
-            x.constant is not None or self._is_there(x) for x, _ in self._inputs
-        )
-        firsts = (components.is_cut(x.maker, x, axis) for x, axis in values if x.maker)
-        self.is_possible = all(are_there) and all(firsts)
-        self.variables = [x.variable for x, _ in self._inputs if x.constant is None]
+            of_inputs = cuts.of_rows(_maker(value), value, axis)
+            if of_inputs is None:
+                self.inputs[value, axis] = None
+            else:
+                self.enter(_maker(value), axis, of_inputs)
+        read = [x for x, _ in self.inputs if x.constant is None]
+        is_whole = not dict(values).keys().isdisjoint(read)
+        self.is_possible = all(map(self._is_there, read)) and not is_whole
+        self.variables = [x.variable for x in read]
 
     def _is_there(self, value: Value) -> bool:
         return value.variable is not None and value.index <= self._index
 
-    def _is_inside(self, value: Value, axis: int | None) -> bool:
-        maker = value.maker
+    def _of_inputs(self, value: Value, axis: int | None) -> list[int | None] | None:
         is_small = value.size < self._area // 2
-        if maker is None or (self._is_there(value) and (is_small or axis is None)):
-            return False
-        return axis is None or components.is_cut(maker, value, axis)
+        if value.maker is None or self._is_there(value) and (is_small or axis is None):
+            return None
+        if axis is None:
+            return [None for _ in value.maker.inputs]
+        return cuts.of_rows(value.maker, value, axis)
 
     def __call__(self, variables: Sequence, positions: jax.Array) -> list:
         """Computes the rows at some positions, from the values of the variables."""
         values, here = iter(variables), {}
-        for value, axis in self._inputs:
+        for value, axis in self.inputs:
             x = next(values) if value.constant is None else jnp.asarray(value.constant)
             here[value, axis] = x if axis is None else jnp.take(x, positions, axis)
-        for node in self._order:
-            inputs = [
-                here[x, axis] if (x, axis) in here else x.constant
-                for x, axis in zip(node.equation.inputs, node.of_inputs, strict=True)
-            ]
-            results = cuts.for_rows(node.equation, inputs, node.axis, positions)
-            pairs = zip(node.equation.outputs, results, strict=True)
-            here.update(((x, node.axis), result) for x, result in pairs)
+        self.run(here, positions, lambda maker, _, inputs: cuts.outputs(maker, inputs))
         return [here[key] for key in self._values]
 
 
-# --- Values that are computed again where they are read
+def run(closed: core.ClosedJaxpr, arguments: Sequence, limit: int) -> list:
+    """Runs a program with its components in blocks; returns the outputs."""
+    program, order = _planned(closed, limit)
+    values = dict(zip(program.inputs, arguments, strict=True))
+    for unit in order:
+        if isinstance(unit, _Region):
+            values.update(unit.blocks(values, limit))
+        else:
+            cuts.run([unit], values)
+    return [cuts.read(x, values) for x in program.outputs]
 
 
-class _Recipe:
-    """How large values are computed from small ones."""
-
-    def __init__(self, values: list[Value], is_large: Callable[[Value], bool]):
-        self.values = values
-        self.small: dict[Value, None] = {}
-        steps: dict[Equation, None] = {}
-        todo = list(values)
-        for value in todo:
-            if value.constant is not None:
-                continue
-            if value.maker is None or not is_large(value):
-                self.small[value] = None
-            elif value.maker not in steps:
-                steps[value.maker] = None
-                todo += value.maker.inputs
-        self._steps = sorted(steps, key=lambda equation: equation.number)
-
-    def __call__(self, small: Sequence) -> list:
-        """Computes the values from the small ones."""
-        values = dict(zip(self.small, small, strict=True))
-        for equation in self._steps:
-            if equation.name == "site":  # it was passed when the value was made
-                inputs = (cuts.read(x, values) for x in equation.inputs)
-                values.update(zip(equation.outputs, inputs, strict=True))
-            else:
-                cuts.run([equation], values)
-        return [cuts.read(x, values) for x in self.values]
+def whole(closed: core.ClosedJaxpr, limit: int) -> list[str]:
+    """Lists the values of all queries and keys that a program makes, with the maker."""
+    shapes = cuts.seeds(closed.jaxpr, limit)
+    both = [collections.Counter(sorted(shape)[-2:]) for shape in shapes]
+    lines: dict[str, None] = {}
+    for unit in _planned(closed, limit)[1]:
+        is_region = isinstance(unit, _Region)
+        name, rows = ("blocks", unit.plan.rows) if is_region else (unit.name, ())
+        for value in unit.outputs:
+            counts = collections.Counter(value.shape)
+            if value in rows or any(lengths <= counts for lengths in both):
+                lines[f"{value.aval.str_short()} of {name}"] = None
+    return [*lines]
 
 
-class _Scan:
-    """A scan that computes large constants, such as masks, in its body."""
-
-    def __init__(self, scan: Equation, recipe: _Recipe, limit: int):
-        num_consts, self.num_carry = jaxprs.carried(scan.eqn)
-        self.params, self.limit, count = scan.params, limit, len(recipe.small)
-        (body,) = jaxprs.inner(scan.eqn)
-        avals = [*(x.aval for x in recipe.small), *body.in_avals[num_consts:]]
-
-        def inside(*inputs):
-            consts = recipe(inputs[:count])
-            return core.jaxpr_as_fun(body)(*consts, *inputs[count:])
-
-        self.num_consts, self.body = count, jax.make_jaxpr(inside)(*avals)
-        scan.inputs = [*recipe.small, *scan.inputs[num_consts:]]
-
-    def __call__(self, inputs: list) -> list:
-        num_unscanned = self.num_consts + self.num_carry
-        consts, scanned = inputs[: self.num_consts], inputs[num_unscanned:]
-
-        def step(carry: list, x: list) -> tuple[list, list]:
-            outputs = run(self.body, [*consts, *carry, *x], self.limit)
-            return outputs[: self.num_carry], outputs[self.num_carry :]
-
-        carry, stacked = lax.scan(
-            step,
-            inputs[self.num_consts : num_unscanned],
-            scanned,
-            length=self.params["length"],
-            reverse=self.params["reverse"],
-            unroll=self.params["unroll"],
-        )
-        return [*carry, *stacked]
-
-
-def _with_masks_inside(program: Graph, limit: int) -> dict[Equation, _Scan]:
-    """Finds scans whose attention reads masks, and what runs in their place."""
-    scans = {}
+def _planned(closed: core.ClosedJaxpr, limit: int) -> tuple[Graph, list]:
+    """Returns a program, and the equations and regions to run in order."""
+    program = levels.graph(closed.jaxpr, closed.consts, barred=limit, has_sites=False)
     for equation in program.equations:
-        if equation.name != "scan":
+        if equation.name == "scan":
+            _move_masks(equation, limit)
+    area = cuts.least_area(closed.jaxpr, limit)
+    plans = [
+        min((cuts.Component(program, rows) for rows in choices), key=lambda x: x.cost)
+        for choices in cuts.large(program, limit, area)
+    ]
+    while True:
+        units = _units(program, plans, area)
+        regions = [unit for unit in units if isinstance(unit, _Region)]
+        useful = {x.plan for x in regions if x.outputs.keys() - x.plan.rows.keys()}
+        if len(useful) < len(plans):
+            # The values of the others are whole anyway.
+            plans = [plan for plan in plans if plan in useful]
             continue
-        area = components.least_area(jaxprs.inner(equation.eqn)[0].jaxpr, limit)
-        consts = equation.inputs[: jaxprs.carried(equation.eqn)[0]]
-        if area is not None and any(components.is_mask(area, x) for x in consts):
-            recipe = _Recipe(consts, functools.partial(components.is_mask, area))
-            scans[equation] = _Scan(equation, recipe, limit)
-    return scans
+        try:
+            return program, [*graphlib.TopologicalSorter(units).static_order()]
+        except graphlib.CycleError as error:
+            # A region would need its own outputs: the component is left whole.
+            cyclic = next(x for x in error.args[1] if isinstance(x, _Region))
+            plans = [plan for plan in plans if plan is not cyclic.plan]
 
 
-def without_large_results(
-    closed: core.ClosedJaxpr, count: int, limit: int
-) -> tuple[core.ClosedJaxpr, list[Any], list[int | None], Callable[[Sequence], list]]:
-    """Replaces large results after the first `count` by what they are computed from.
+def _units(program: Graph, plans: list[cuts.Component], area: float) -> dict[Any, set]:
+    """Finds what to run for the outputs: equations and regions, and what each needs."""
+    # Without keys, a region computes the blocks that it needs, and others the value.
+    plan_of = {x: plan for plan in plans for x in plan.cuts if x and plan.has_keys(x)}
+    regions: dict[tuple[cuts.Component, int], _Region] = {}
+    makers: dict[Value, Any] = {}
+    units: dict[Any, list[Value]] = {}
+    todo = list(program.outputs)
+    for value in todo:
+        maker = value.maker
+        if maker is None or value in makers:
+            continue
+        unit, plan, needs = maker, plan_of.get(maker), maker.inputs
+        if plan is not None:
+            cut = plan.cuts[maker]
+            new = _Region(plan, cut.turn, area)
+            unit = regions.setdefault((plan, cut.turn), new)
+            unit.outputs[value] = cut.axis
+            unit.enter(maker, cut.axis, cut.of_inputs)
+            needs = [x for x, _ in unit.inputs]
+        makers[value], units[unit] = unit, needs
+        todo += needs
+    return {x: {makers[y] for y in needs if y in makers} for x, needs in units.items()}
 
-    Returns the program with these sources after the first results; the shapes of all
-    sources; for each of them the number of the argument that it is, None if the
-    program makes it; and a function from sources to the results after the first
-    `count` of the given program.
-    """
-    program = levels.graph(
-        closed.jaxpr, closed.consts, barred=limit, enters_custom=False
-    )
-    large = {
-        value for choices in components.large(program, limit) for value in choices[0]
-    }
-    area = components.least_area(closed.jaxpr, limit)
 
-    def is_large(value: Value) -> bool:
-        return value in large or (area is not None and components.is_mask(area, value))
+def recipe(
+    values: Sequence[Value], is_large: Callable[[Value], bool]
+) -> tuple[list[Value], Callable[[Sequence], list]]:
+    """Finds the small values that large ones are computed from, and how."""
+    small, steps, todo = {}, {}, list(values)
+    for value in todo:
+        if value.maker is not None and is_large(value):
+            todo += [] if value.maker in steps else value.maker.inputs
+            steps[value.maker] = None
+        elif value.constant is None:
+            small[value] = None
+    ordered = sorted(steps, key=lambda equation: equation.number)
 
-    recipe = _Recipe(program.outputs[count:], is_large)
-    number = {value: i for i, value in enumerate(program.inputs)}
-    places = [number.get(x) for x in recipe.small]
-    results = [*program.outputs[:count], *(x for x in recipe.small if x not in number)]
+    def again(inputs: Sequence) -> list:
+        here = dict(zip(small, inputs, strict=True))
+        for equation in ordered:
+            if equation.name == "site":  # it was passed when the value was made
+                pairs = zip(equation.outputs, equation.inputs, strict=True)
+                here.update({x: cuts.read(same, here) for x, same in pairs})
+            else:
+                cuts.run([equation], here)
+        return [cuts.read(x, here) for x in values]
 
-    def shortened(*arguments: Any) -> list:
-        values = dict(zip(program.inputs, arguments, strict=True))
-        cuts.run(program.equations, values)
-        return [cuts.read(x, values) for x in results]
+    return [*small], again
 
-    first = jax.make_jaxpr(shortened)(*closed.in_avals)
-    return first, [x.aval for x in recipe.small], places, recipe
+
+def _move_masks(scan: Equation, limit: int) -> None:
+    """Lets the body of a scan compute the masks that its attention reads."""
+    (body,) = jaxprs.inner(scan.eqn)
+    area = cuts.least_area(body.jaxpr, limit)
+    num_consts, num_carry = jaxprs.carried(scan.eqn)
+    consts, rest = scan.inputs[:num_consts], scan.inputs[num_consts:]
+    if not any(cuts.is_mask(area, x) for x in consts):
+        return
+    small, again = recipe(consts, functools.partial(cuts.is_mask, area))
+    options = {key: scan.params[key] for key in ("length", "reverse", "unroll")}
+
+    def inside(shared: list, *others: Any) -> list:
+        return core.jaxpr_as_fun(body)(*again(shared), *others)
+
+    @jax.jit
+    def scanned(shared: list, init: list, rows: list) -> tuple[list, list]:
+        def step(carry: list, row: list) -> tuple[list, list]:
+            closed = jax.make_jaxpr(inside)(shared, *carry, *row)
+            outputs = run(closed, [*shared, *carry, *row], limit)
+            return outputs[:num_carry], outputs[num_carry:]
+
+        return lax.scan(step, init, rows, **options)
+
+    groups = small, rest[:num_carry], rest[num_carry:]
+    closed = jax.make_jaxpr(scanned)(*([x.aval for x in group] for group in groups))
+    scan.eqn = closed.eqns[0].replace(source_info=scan.eqn.source_info)
+    scan.inputs = [*small, *rest]

@@ -121,7 +121,7 @@ class _StreamSearch:
         self.heads = _union(
             self.made.own(x)
             for equation in equations
-            if heads.intersection(equation.eqn.outvars)
+            if equation.is_marked or heads.intersection(equation.eqn.outvars)
             for x in equation.outputs
         )
 

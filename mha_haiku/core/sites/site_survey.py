@@ -160,7 +160,7 @@ class Level:
 class Survey:
     """The sites of a program; `shows_stream` adds the sites of `residual`, as edits.
 
-    If attention already has sites, so does the stream.
+    If the stream already has sites, none are added.
     """
 
     def __init__(self, closed: core.ClosedJaxpr, *, shows_stream: bool = False):
@@ -174,7 +174,13 @@ class Survey:
         taken = {jaxprs.path(eqn) for eqn in equations if eqn.primitive is site_p}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
-        self._shows_stream = shows_stream and not any(map(jaxprs.is_marked, equations))
+        has_stream = any(
+            facet.name == "stream"
+            for eqn in equations
+            if eqn.primitive is site_p
+            for facet in eqn.params["facets"]
+        )
+        self._shows_stream = shows_stream and not has_stream
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)

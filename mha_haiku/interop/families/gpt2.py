@@ -2,18 +2,14 @@
 
 import numpy as np
 
-from mha_haiku.core import fields, models
+from mha_haiku.core import fields
 from mha_haiku.interop.families import name_tables, rules
 
-
 # Queries, keys and values are side by side, along the last axis.
-def _to_ours(arrays: name_tables.Arrays, config: models.ModelConfig):
-    return np.split(arrays[0], 3, -1)
-
-
-def _to_theirs(arrays: name_tables.Arrays, config: models.ModelConfig):
-    return [np.concatenate(arrays, -1)]
-
+_THIRDS = name_tables.Change(
+    lambda arrays: np.split(arrays[0], 3, -1),
+    lambda arrays: [np.concatenate(arrays, -1)],
+)
 
 GPT2 = name_tables.Family(
     name="gpt2",
@@ -44,8 +40,13 @@ GPT2 = name_tables.Family(
     ),
     layer_rows=(  # linear maps are stored `[in, out]`, as ours are
         *name_tables.norm("norm_1", "ln_1"),
-        *name_tables.query_key_value(
-            "attn.c_attn", name_tables.Change(_to_ours, _to_theirs)
+        *(
+            name_tables.Row(
+                tuple(f"attention/{part}/{ours}" for part in ("query", "key", "value")),
+                (f"attn.c_attn.{theirs}",),
+                _THIRDS,
+            )
+            for ours, theirs in (("w", "weight"), ("b", "bias"))
         ),
         *name_tables.linear("attention/linear", "attn.c_proj", name_tables.as_it_is),
         *name_tables.norm("norm_2", "ln_2"),

@@ -41,7 +41,7 @@ def _family(
         layer="layers.{}.",
         fields=fields,
         rules=(
-            rules.rotary(),  # before the size of a head, whose default counts
+            rules.ROTARY,  # before the size of a head, whose default counts
             *rules.SIZES,
             name_tables.setting(
                 "attention.num_key_value_heads", "num_key_value_heads", kv_heads

@@ -46,18 +46,18 @@ Arrays = list[np.ndarray]
 class Change(NamedTuple):
     """A transformation of arrays and its inverse."""
 
-    to_ours: Callable[[Arrays, models.ModelConfig], Arrays]
-    to_theirs: Callable[[Arrays, models.ModelConfig], Arrays]
+    to_ours: Callable[[Arrays], Arrays]
+    to_theirs: Callable[[Arrays], Arrays]
     # Whether a narrower dtype would lose numbers of theirs: ours are float32 at least,
     # and are written in the dtype of the other arrays.
     is_wide: bool = False
 
 
 def each(to_ours: Callable, to_theirs: Callable, *, is_wide: bool = False) -> Change:
-    """Makes the change that maps every array by itself, in any model."""
+    """Makes the change that maps every array by itself."""
     return Change(
-        lambda arrays, config: [to_ours(x) for x in arrays],
-        lambda arrays, config: [to_theirs(x) for x in arrays],
+        lambda arrays: [*map(to_ours, arrays)],
+        lambda arrays: [*map(to_theirs, arrays)],
         is_wide,
     )
 
@@ -100,18 +100,6 @@ def norm(ours: str, theirs: str, change: Change = as_it_is) -> tuple[Row, ...]:
     return (
         row(f"{ours}/scale", f"{theirs}.weight", change),
         row(f"{ours}/offset", f"{theirs}.bias"),
-    )
-
-
-def query_key_value(theirs: str, change: Change) -> tuple[Row, ...]:
-    """Makes the rows of one linear map for queries, keys and values together."""
-    return tuple(
-        Row(
-            tuple(f"attention/{part}/{ours}" for part in ("query", "key", "value")),
-            (f"{theirs}.{name}",),
-            change,
-        )
-        for ours, name in (("w", "weight"), ("b", "bias"))
     )
 
 

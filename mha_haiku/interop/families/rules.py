@@ -145,66 +145,54 @@ _ROTARY_KINDS = {
 }
 
 
-def rotary(theta: str = "rope_theta", share: str = "", turning: float = 1.0) -> Rule:
-    """Makes the rule of rotary positions.
+@checks.user_mistakes()
+def _rotary(theirs: Theirs) -> dict[str, Any]:
+    # The older name counts where both are there, and the length outside.
+    name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
+    inside = theirs[name] or {}
+    length = theirs["original_max_position_embeddings"]
+    rope = {
+        "rope_type": inside.get("type", "default"),
+        "rope_theta": theirs["rope_theta"],
+        "partial_rotary_factor": theirs["partial_rotary_factor"],
+        "original_max_position_embeddings": theirs["max_position_embeddings"],
+        **inside,
+        **({"original_max_position_embeddings": length} if length else {}),
+    }
+    kind = rope["rope_type"]
+    label = "config.json's kind of rotary positions (rope_type)"
+    checks.choice(label, kind, _ROTARY_KINDS)
+    if kind == "default":  # transformers reads no share there
+        rope["partial_rotary_factor"] = 1.0
+    common = {"rope_theta": at_least_one, "partial_rotary_factor": checks.share}
+    for key, check in {**common, **_ROTARY_KINDS[kind]}.items():
+        check(f"config.json's {name}.{key}", rope.get(key))
+    if rope["partial_rotary_factor"] != 1:
+        raise ValueError(
+            f"config.json's {name}.partial_rotary_factor must be 1 for models that "
+            f"rotate whole heads, got {rope['partial_rotary_factor']!r}."
+        )
+    return {
+        # Unused next to frequencies, but says where they come from.
+        "embedding.rotary_period": float(rope["rope_theta"]),
+        "embedding.frequencies": (
+            None if kind == "default" else _frequencies(rope, head_size(theirs))
+        ),
+    }
 
-    Args:
-      theta: The key of their base outside of `rope_parameters`.
-      share: The key of the share of a head's features that rotate, `turning` if it is
-        left out. "" if all rotate, and `transformers` reads no share unless frequencies
-        are scaled.
-    """
-    outside = share or "partial_rotary_factor"
 
-    @checks.user_mistakes()
-    def read(theirs: Theirs) -> dict[str, Any]:
-        # The older name counts where both are there, and the length outside.
-        name = "rope_scaling" if theirs["rope_scaling"] else "rope_parameters"
-        inside = theirs[name] or {}
-        length = theirs["original_max_position_embeddings"]
-        rope = {
-            "rope_type": inside.get("type", "default"),
-            "rope_theta": theirs[theta],
-            "partial_rotary_factor": theirs[outside],
-            "original_max_position_embeddings": theirs["max_position_embeddings"],
-            **inside,
-            **({"original_max_position_embeddings": length} if length else {}),
-        }
-        kind = rope["rope_type"]
-        label = "config.json's kind of rotary positions (rope_type)"
-        checks.choice(label, kind, _ROTARY_KINDS)
-        if kind == "default" and not share:
-            rope["partial_rotary_factor"] = 1.0
-        common = {"rope_theta": at_least_one, "partial_rotary_factor": checks.share}
-        for key, check in {**common, **_ROTARY_KINDS[kind]}.items():
-            check(f"config.json's {name}.{key}", rope.get(key))
-        if rope["partial_rotary_factor"] != 1 and not share:
-            raise ValueError(
-                f"config.json's {name}.partial_rotary_factor must be 1 for models that "
-                f"rotate whole heads, got {rope['partial_rotary_factor']!r}."
-            )
-        is_plain = kind == "default" and rope["partial_rotary_factor"] == 1
-        return {
-            # Unused next to frequencies, but says where they come from.
-            "embedding.rotary_period": float(rope["rope_theta"]),
-            "embedding.frequencies": (
-                None if is_plain else _frequencies(rope, head_size(theirs))
-            ),
-        }
-
-    return Rule(
-        read,
-        {
-            "rope_parameters": name_tables.key(None, _object, dict | None),
-            "rope_scaling": name_tables.key(None, _object, dict | None),
-            theta: name_tables.key(10_000.0, at_least_one),
-            outside: name_tables.key(turning, checks.share),
-            "original_max_position_embeddings": name_tables.key(
-                None, LENGTH, int | None
-            ),
-            "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
-        },
-    )
+# Rotary positions, by which all features of a head turn.
+ROTARY = Rule(
+    _rotary,
+    {
+        "rope_parameters": name_tables.key(None, _object, dict | None),
+        "rope_scaling": name_tables.key(None, _object, dict | None),
+        "rope_theta": name_tables.key(10_000.0, at_least_one),
+        "partial_rotary_factor": name_tables.key(1.0, checks.share),
+        "original_max_position_embeddings": name_tables.key(None, LENGTH, int | None),
+        "head_dim": name_tables.key(None, fields.integer(1, 2**20), int | None),
+    },
+)
 
 
 def head_size(theirs: Theirs) -> int:
@@ -214,18 +202,16 @@ def head_size(theirs: Theirs) -> int:
 
 
 def _frequencies(rope: Theirs, size: int) -> list[float]:
-    """Computes radians per position, `[K/2]`; features that do not rotate have 0.
+    """Computes radians per position, `[K/2]`.
 
     Source: Grattafiori et al. 2024, https://arxiv.org/abs/2407.21783, section 3.2, and
     Chen et al. 2023, https://arxiv.org/abs/2306.15595 (linear).
     """
-    turns = int(size * rope["partial_rotary_factor"])
-    if turns % 2:
+    if size % 2:
         raise ValueError(
-            f"config.json's partial_rotary_factor = {rope['partial_rotary_factor']!r} "
-            f"rotates {turns} of the {size} features of a head, but must rotate pairs."
+            f"config.json's head_dim must be even, to rotate pairs, got {size}."
         )
-    result = positions.frequencies_of(turns, float(rope["rope_theta"]))
+    result = positions.frequencies_of(size, float(rope["rope_theta"]))
     if rope["rope_type"] == "linear":
         result = result / rope["factor"]
     if rope["rope_type"] == "llama3":
@@ -238,4 +224,4 @@ def _frequencies(rope: Theirs, size: int) -> list[float]:
         rounds = rope["original_max_position_embeddings"] * result / (2 * np.pi)
         smooth = np.clip((rounds - low) / (high - low), 0, 1)
         result = (1 - smooth) * result / rope["factor"] + smooth * result
-    return [*result.tolist(), *[0.0] * ((size - turns) // 2)]
+    return result.tolist()

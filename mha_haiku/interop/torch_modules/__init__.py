@@ -4,7 +4,18 @@ There is no table of families: a module is traced, and its attention is recogniz
 in any JAX function.
 """
 
+from mha_haiku.interop.torch_modules.certificate import Certificate, Certifier
 from mha_haiku.interop.torch_modules.conversion import TorchModule, convert, is_module
+from mha_haiku.interop.torch_modules.host_values import ReadsInputsError, bound
 from mha_haiku.interop.torch_modules.pretrained import load
 
-__all__ = ["TorchModule", "convert", "is_module", "load"]
+__all__ = [
+    "Certificate",
+    "Certifier",
+    "ReadsInputsError",
+    "TorchModule",
+    "bound",
+    "convert",
+    "is_module",
+    "load",
+]

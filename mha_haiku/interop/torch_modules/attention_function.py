@@ -1,10 +1,10 @@
 """Attention of transformers' models by our engine, masks by our algebra.
 
 A model of transformers looks up its attention function and its mask function by the
-name of an implementation. While a wrapped model is traced, `replaced` answers these
-lookups: in place of transformers' own plain functions with ours, so that no array of
-all queries and keys is made, and maps are exact and factored. A function that somebody
-else registered is left alone, and traced. B batch, T queries, S keys, H heads.
+name of an implementation. While a wrapped model is traced, `replaced` answers with ours
+in place of transformers' own plain ones, so that no array of all queries and keys is
+made, and maps are exact. Functions that somebody else registered are traced as they
+are. B batch, H heads, T queries, S keys.
 """
 
 import contextlib
@@ -12,10 +12,12 @@ import dataclasses
 import functools
 import inspect
 import operator
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
@@ -24,80 +26,108 @@ from mha_haiku.core import masks, tiles
 from mha_haiku.core.attention import implementations, normalizers, scores
 from mha_haiku.interop.torch_modules import environment
 
-_PLAIN = "eager", "sdpa"  # implementations that are replaced, of transformers alone
-_FUNCTIONS = {name: f"{name}_attention_forward" for name in _PLAIN}
-# Of attention; masks hold the windows.
+_PLAIN = "eager", "sdpa"  # implementations
+_EAGER, SDPA = (f"{name}_attention_forward" for name in _PLAIN)  # their functions
+_MOST_READ = 2**16  # numbers of a mask that is computed while tracing
+# What ours takes; windows are in the masks.
 _OPTIONS = {"scaling", "softcap", "is_causal", "sliding_window", "dropout"}
+# Mask functions of transformers, by what they close over. Others are called.
+_MASKS: dict[str, Callable[..., masks.Mask]] = {
+    "causal_mask_function": masks.causal,
+    "bidirectional_mask_function": masks.full,
+    "sliding_window_overlay": lambda sliding_window: masks.window(
+        sliding_window - 1, None
+    ),
+    "sliding_window_bidirectional_overlay": lambda sliding_window: masks.window(
+        sliding_window, sliding_window
+    ),
+}
 
 
-def is_of_transformers(function: Any) -> bool:
-    """Checks whether a function is one of transformers', and of nobody else."""
+_BOTH = {"and_masks": operator.and_, "or_masks": operator.or_}
+
+
+def choose(module: Any) -> list[str]:
+    """Sets what cannot be traced in a model of transformers to what can; lists it.
+
+    Those are kernels of attention, and products of experts whose sizes depend on the
+    data. Plain attention and functions of the user are kept, for each config by itself.
+    """
+    changes: dict[str, None] = {}
+    if "transformers" not in sys.modules:
+        return []
+    import transformers  # pyright: ignore[reportMissingImports]
+    from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
+
+    def is_users(table: Any, name: str | None) -> bool:
+        function = table._global_mapping.get(name)
+        return function is not None and not _is_of_transformers(function)
+
+    has_experts = any("Experts" in type(x).__name__ for x in module.modules())
+    for part in module.modules():
+        config = getattr(part, "config", None)
+        if not isinstance(config, transformers.PreTrainedConfig):
+            continue
+        name, experts = config._attn_implementation, config._experts_implementation
+        is_own = is_users(transformers.AttentionInterface, name)
+        if name not in (None, *_PLAIN) and not is_own:
+            plain = _PLAIN[bool(getattr(part, "_supports_sdpa", False))]
+            config._attn_implementation_internal = plain
+            changes[f"attn {plain}, not {name}"] = None
+        if not is_users(moe.ExpertsInterface, experts):
+            config._experts_implementation_internal = "batched_mm"
+            if has_experts and experts != "batched_mm":
+                changes[f"experts batched_mm, not {experts}"] = None
+    return [*changes]
+
+
+def _is_of_transformers(function: Any) -> bool:
     function = getattr(function, "func", function)  # of functools.partial
     return getattr(function, "__module__", "").startswith("transformers.")
 
 
-def choose(module: Any) -> None:
-    """Sets what cannot be traced in a model of transformers to what can.
+@contextlib.contextmanager
+def looked_up(change: Callable[[Callable], Callable]) -> Iterator[None]:
+    """Enters a context in which models get changed functions of transformers.
 
-    Those are kernels of attention, and products of experts of sizes that depend on the
-    data. What is plain already, and functions of the user, are kept, for each config of
-    its parts.
+    Functions of attention that are not of transformers stay as they are.
     """
-    parts = [x for x in module.modules() if hasattr(x, "set_attn_implementation")]
-    if not parts:
-        return
-    from transformers import modeling_utils  # pyright: ignore[reportMissingImports]
-    from transformers.integrations import moe  # pyright: ignore[reportMissingImports]
+    import transformers  # pyright: ignore[reportMissingImports]
 
-    for part in parts:
-        config = part.config
-        name = config._attn_implementation
-        if name not in _PLAIN and _is_theirs(modeling_utils.AttentionInterface, name):
-            name = "sdpa" if part._supports_sdpa else "eager"
-            config._attn_implementation_internal = name
-        if _is_theirs(moe.ExpertsInterface, config._experts_implementation):
-            config._experts_implementation_internal = "batched_mm"
+    look_up = transformers.AttentionInterface.get_interface
 
+    def get_interface(self: Any, name: str, default: Callable) -> Callable:
+        function = look_up(self, name, default)
+        return change(function) if _is_of_transformers(function) else function
 
-def _is_theirs(table: Any, name: str | None) -> bool:
-    """Checks whether a name stands for a function of transformers or of the hub."""
-    function = table._global_mapping.get(name)
-    return function is None or is_of_transformers(function)
+    owner = transformers.AttentionInterface
+    with environment.swapped(owner, look_up.__name__, get_interface):
+        yield
 
 
 @contextlib.contextmanager
 def replaced() -> Iterator[None]:
     """Enters a context in which models of transformers attend by our engine."""
-    try:
-        from transformers import (  # pyright: ignore[reportMissingImports]
-            masking_utils,
-            modeling_utils,
-        )
-    except ImportError:  # torch alone
+    if "transformers" not in sys.modules:
         yield
         return
-    attention, mask_table = (
-        modeling_utils.AttentionInterface,
-        masking_utils.AttentionMaskInterface._global_mapping,
-    )
-    look_up, before = attention.get_interface, dict(mask_table)
+    import transformers  # pyright: ignore[reportMissingImports]
 
-    def get_interface(self: Any, name: str, default: Callable) -> Callable:
-        function = look_up(self, name, default)
-        is_plain = getattr(function, "__name__", "") in _FUNCTIONS.values()
-        if not is_plain or not is_of_transformers(function):
-            return function
-        return functools.partial(_attend, function)
+    table = transformers.AttentionMaskInterface._global_mapping
+    attention = transformers.AttentionInterface._global_mapping
 
-    attention.get_interface = get_interface
-    for name in _PLAIN:
-        if is_of_transformers(before[name]):
-            mask_table[name] = functools.partial(_lazy_mask, before[name])
-    try:
+    def change(function: Callable) -> Callable:
+        is_plain = getattr(function, "__name__", "") in (_EAGER, SDPA)
+        return functools.partial(_attend, function) if is_plain else function
+
+    with contextlib.ExitStack() as stack:
+        for name in _PLAIN:
+            functions = table[name], attention.get(name, table[name])
+            if all(map(_is_of_transformers, functions)):
+                lazy = functools.partial(_lazy_mask, table[name])
+                stack.enter_context(environment.swapped(table, name, lazy))
+        stack.enter_context(looked_up(change))
         yield
-    finally:
-        attention.get_interface = look_up
-        mask_table.update(before)
 
 
 def _attend(
@@ -113,135 +143,143 @@ def _attend(
 
     Queries are `[B, H, T, K]`; returns heads `[B, T, H, V]` and weights.
     """
-    options = {name: x for name, x in options.items() if x is not None}
-    is_sdpa = function.__name__ == _FUNCTIONS["sdpa"]
-    read = options.keys() & inspect.signature(function).parameters.keys()
-    if read - _OPTIONS or options.get("dropout") or not _fits(query, key, value):
+    name = function.__name__
+    read = inspect.signature(function).parameters.keys() - _OPTIONS
+    # A bias is added to scores by blocks where eager attention is recognized.
+    read -= {"position_bias"} if name == SDPA else set()
+    batch, num_heads, _, size = query.shape
+    _, groups, num_keys, _ = key.shape
+    if (
+        any(options.get(name) is not None for name in read)
+        or options.get("dropout")
+        or not isinstance(options.get("scaling") or 1.0, int | float)
+        or not hasattr(query, "_env")  # of torch itself, in another thread
+        or key.shape != (batch, groups, num_keys, size)
+        or value.shape[:3] != key.shape[:3]
+        or num_heads % groups
+    ):
         return function(module, query, key, value, attention_mask, **options)
     env = environment.environment()
-    arrays = env.t2j_iso((query, key, value))
-    queries, keys, values = (jnp.swapaxes(x, 1, 2) for x in arrays)
-    scale = options.get("scaling", query.shape[-1] ** -0.5)
-    if not isinstance(scale, int | float) or scale < 0:  # a parameter
-        queries, scale = queries * env.t2j_iso(scale), 1.0
-    mask = bias = normalizer = None
-    if getattr(attention_mask, "mask", None) is not None:
-        mask = attention_mask.mask
-    elif attention_mask is not None:
-        whole = env.t2j_iso(attention_mask)
-        if is_sdpa and whole.dtype == bool:
-            mask = whole
-        else:  # eager adds what it gets
-            bias = whole.astype(queries.dtype)
-    elif is_sdpa and query.shape[2] > 1:
-        is_causal = options.get("is_causal", getattr(module, "is_causal", True))
-        mask = masks.causal() if is_causal else None
-    if "s_aux" in options and not is_sdpa:
-        normalizer = normalizers.sink(env.t2j_iso(options["s_aux"]))
-    score = scores.dot_product(scale, options.get("softcap"))
-    heads, map_ = implementations.attend(
-        queries, keys, values, mask=mask, bias=bias, score=score, normalizer=normalizer
-    )
-    weights = jax.ShapeDtypeStruct(map_.shape, values.dtype)
-    return env.j2t_iso(heads), _deferred()(weights, map_.weights)
+    arrays = (jnp.swapaxes(x, 1, 2) for x in env.t2j_iso((query, key, value)))
+    mask = getattr(attention_mask, "mask", None)
+    whole = attention_mask if mask is None else None
+    terms = weighting(name, module, query, whole, options, env.t2j_iso)
+    terms |= {} if mask is None else {"mask": mask}
+    heads, map_ = implementations.attend(*arrays, **terms)
+    weights = jax.ShapeDtypeStruct(map_.shape, heads.dtype)
+    return env.j2t_iso(heads), env.deferred(weights, env, map_.weights)
 
 
-def _fits(query: Any, key: Any, value: Any) -> bool:
-    """Checks whether these are on the device of JAX, and of shapes that ours takes."""
-    batch, num_heads, _, size = query.shape
-    groups = key.shape[1]
-    return (
-        hasattr(query, "_env")
-        and key.shape == (batch, groups, key.shape[2], size)
-        and value.shape[:3] == key.shape[:3]
-        and num_heads % groups == 0
-    )
+def weighting(
+    name: str,
+    module: Any,
+    query: Any,
+    attention_mask: Any,
+    options: dict[str, Any],
+    array: Callable[[Any], jax.Array],
+) -> dict[str, Any]:
+    """Returns what `attend` takes for a call of a function of transformers.
+
+    Args:
+      name: The name of the function.
+      attention_mask: `[B, H, T, S]` of booleans or floats, `[B, S]` of a flash kernel.
+      array: Converts a tensor.
+    """
+    length, size = query.shape[-2:]
+    is_eager, is_kernel = name == _EAGER, name not in (_EAGER, SDPA)
+    scale = options.get("scaling")
+    scale = size**-0.5 if scale is None else float(scale)
+    mask, biases = masks.full(), []
+    is_causal = options.get("is_causal")
+    is_causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    has_mask = is_eager or attention_mask is not None and not is_kernel
+    if is_causal and not has_mask and length > 1:
+        mask = masks.causal()
+    if is_kernel and options.get("sliding_window") is not None:
+        mask &= masks.window(options["sliding_window"] - 1, None)
+    if attention_mask is not None:
+        whole = array(attention_mask)
+        if whole.ndim == 2:
+            mask &= masks.segments(np.ones((1, 1), np.int32), whole.astype(jnp.int32))
+        elif whole.dtype == bool and not is_eager:
+            mask &= masks.as_mask(whole)
+        else:
+            biases.append(whole)  # eager adds booleans, too
+    if options.get("position_bias") is not None:
+        biases.append(array(options["position_bias"]))
+    sinks = options.get("s_aux") if name != SDPA else None
+    return {
+        "mask": mask,
+        "bias": sum(biases[1:], biases[0]).astype(jnp.float32) if biases else None,
+        "score": scores.dot_product(scale, options.get("softcap")),
+        "normalizer": None if sinks is None else normalizers.sink(array(sinks)),
+    }
 
 
-def _lazy_mask(
-    function: Callable,
-    *,
-    batch_size: int,
-    q_length: int,
-    kv_length: int,
-    mask_function: Callable,
-    q_offset: Any = 0,
-    kv_offset: Any = 0,
-    attention_mask: Any = None,
-    dtype: Any = None,
-    allow_is_bidirectional_skip: bool = False,
-    **options: Any,
-) -> Any:
+def _lazy_mask(function: Callable, **options: Any) -> Any:
     """Makes the mask that `function` makes, `[B, 1, T, S]`, of no memory."""
     from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
     from transformers import masking_utils  # pyright: ignore[reportMissingImports]
 
-    sizes = {"batch_size": batch_size, "q_length": q_length, "kv_length": kv_length}
-    skip = {"allow_is_bidirectional_skip": allow_is_bidirectional_skip}
-    offsets = {"q_offset": q_offset, "kv_offset": kv_offset}
-    if any(not isinstance(x, int) or x for x in offsets.values()):  # of caches
-        options |= sizes | skip | offsets | {"attention_mask": attention_mask}
-        return function(mask_function=mask_function, dtype=dtype, **options)
-    if attention_mask is not None:
-        padding = masking_utils.prepare_padding_mask(attention_mask, kv_length, 0)
+    offsets = [options.get(name, 0) for name in ("q_offset", "kv_offset")]  # of caches
+    if any(not isinstance(x, int) or x for x in offsets):
+        return function(**options)
+    batch_size, num_keys = options["batch_size"], options["kv_length"]
+    num_queries = options["q_length"]
+    mask_function: Any = options["mask_function"]
+    padding: Any = options.get("attention_mask")
+    if padding is not None:
+        padding = masking_utils.prepare_padding_mask(padding, num_keys, 0)
         padding = masking_utils.padding_mask_function(padding)
         mask_function = masking_utils.and_masks(mask_function, padding)
     mask = _as_mask(mask_function, batch_size)
-    if isinstance(mask, masks.Full) and allow_is_bidirectional_skip:
-        return None
     is_bias = function.__name__ == "eager_mask"
-    kind = mappings.t2j_dtype(dtype) if is_bias else jnp.bool_
+    # sdpa leaves a causal mask to the layers, of which some are not causal.
+    skips_causal = not is_bias and options.get("allow_is_causal_skip", True)
+    skips = options.get("allow_is_bidirectional_skip") and isinstance(mask, masks.Full)
+    if skips or skips_causal and repr(mask) == "causal()":
+        return None
+    dtype = mappings.t2j_dtype(options["dtype"]) if is_bias else jnp.bool_
+    like = jax.ShapeDtypeStruct((batch_size, 1, num_queries, num_keys), dtype)
 
     def whole() -> jax.Array:
-        seen = mask.array(q_length, kv_length)
-        seen = tiles.lifted(seen, 3)[:, None]
-        if is_bias:
-            seen = jnp.where(seen, 0, jnp.finfo(kind).min).astype(kind)
-        return jnp.broadcast_to(seen, like.shape)
+        traced = [isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask)]
+        is_read = not any(traced) and num_queries * num_keys <= _MOST_READ  # by models
+        with jax.ensure_compile_time_eval() if is_read else contextlib.nullcontext():
+            seen = tiles.lifted(mask.array(num_queries, num_keys), 3)[:, None]
+            if is_bias:
+                seen = jnp.where(seen, 0, jnp.finfo(dtype).min).astype(dtype)
+            return jnp.broadcast_to(seen, like.shape)
 
-    like = jax.ShapeDtypeStruct((batch_size, 1, q_length, kv_length), kind)
-    return _deferred()(like, whole, mask)
+    env = environment.environment()
+    return env.deferred(like, env, whole, mask)
 
 
 def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
-    """Converts a mask function of transformers to a mask.
-
-    Functions that transformers does not make itself are called for each rectangle.
-    """
-    env = environment.environment()
+    """Converts a mask function of transformers to a mask."""
     parts = inspect.getclosurevars(function).nonlocals
     kind = function.__qualname__.partition(".")[0]
-    if not is_of_transformers(function):
-        return _OfIndices.of(function, batch_size)
-    if kind in ("and_masks", "or_masks"):
-        both = operator.and_ if kind == "and_masks" else operator.or_
+    kind = kind if _is_of_transformers(function) else ""
+    if kind in _MASKS:
+        return _MASKS[kind](**parts)
+    if kind in _BOTH:
         made = (_as_mask(part, batch_size) for part in parts["mask_functions"])
-        return functools.reduce(both, made)
-    if kind == "causal_mask_function":
-        return masks.causal()
-    if kind == "bidirectional_mask_function":
+        return functools.reduce(_BOTH[kind], made)
+    if kind != "padding_mask_function":
+        return _OfIndices.of(function, batch_size)
+    seen = environment.environment().t2j_iso(parts["padding_mask"])
+    known = tiles.known(seen)
+    if known is not None and known.all():
         return masks.full()
-    if kind == "sliding_window_overlay":
-        return masks.window(parts["sliding_window"] - 1, None)
-    if kind == "sliding_window_bidirectional_overlay":
-        return masks.window(*[parts["sliding_window"]] * 2)
-    if kind == "padding_mask_function":
-        seen = env.t2j_iso(parts["padding_mask"])
-        known = tiles.known(seen)
-        if known is not None and known.all():
-            return masks.full()
-        seen = seen.astype(jnp.int32)
-        return masks.segments(np.ones((1, 1), np.int32), seen)
-    if kind == "packed_sequence_mask_function":
-        return masks.segments(env.t2j_iso(parts["packed_sequence_mask"]))
-    return _OfIndices.of(function, batch_size)
+    seen = seen if known is None else known
+    return masks.segments(np.ones((1, 1), np.int32), seen.astype(np.int32))
 
 
 @tiles.pytree
 class _OfIndices(masks.Mask):
     """A mask that a function computes of indices: example, head, query and key."""
 
-    constants: tuple[jax.Array, ...]  # that the function closes over
+    constants: list[jax.Array]  # that the function closes over
     program: Any = tiles.static()  # a jaxpr of these and of four numbers
     example: jax.Array | np.ndarray = tiles.array("")
 
@@ -253,65 +291,22 @@ class _OfIndices(masks.Mask):
             return env.t2j_iso(function(*env.j2t_iso(indices)))
 
         closed = jax.make_jaxpr(of_one)(*[np.int32(0)] * 4)
-        example = np.arange(batch_size, dtype=np.int32)
-        return cls(tuple(closed.consts), closed.jaxpr, example)
+        return cls(closed.consts, closed.jaxpr, np.arange(batch_size, dtype=np.int32))
 
     def aligned_tile(
         self, rows: tiles.Positions, columns: tiles.Positions
     ) -> jax.Array:
-        def of_one(*indices: jax.Array) -> jax.Array:
-            closed = jax.extend.core.ClosedJaxpr(self.program, self.constants)
-            return jax.extend.core.jaxpr_as_fun(closed)(*indices)[0]
-
-        head = np.zeros((), np.int32)
-        for axis in (3, 2):
-            of_one = jax.vmap(of_one, [0 if i == axis else None for i in range(4)])
-        for _ in range(jnp.ndim(self.example)):
-            of_one = jax.vmap(of_one, (0, None, None, None))
-        at = tiles.as_array(rows), tiles.as_array(columns)
-        return of_one(jnp.asarray(self.example), head, *at)[..., None, :, :]
+        pairs = zip(self.constants, self.program.constvars, strict=True)
+        with jax.enable_x64(True):  # as the program was traced
+            constants = [x.astype(variable.aval.dtype) for x, variable in pairs]
+            closed = jax.extend.core.ClosedJaxpr(self.program, constants)
+            tile = jax.extend.core.jaxpr_as_fun(closed)
+            for axis in (3, 2, *[0] * jnp.ndim(self.example)):
+                tile = jax.vmap(tile, [0 if i == axis else None for i in range(4)])
+            at = (jnp.asarray(tiles.as_array(x), np.int32) for x in (rows, columns))
+            (tile,) = tile(jnp.asarray(self.example), np.int32(0), *at)
+        return tile[..., None, :, :]
 
     def at_head(self, example: tuple, head: int | jax.Array) -> "_OfIndices":
         del head
         return dataclasses.replace(self, example=tiles.at_batch(self.example, example))
-
-
-@functools.cache
-def _deferred() -> type:
-    """Makes the class of tensors whose numbers are computed when they are read."""
-    import torch  # pyright: ignore[reportMissingImports]
-    import torchax.tensor  # pyright: ignore[reportMissingImports]
-    from torchax.ops import mappings  # pyright: ignore[reportMissingImports]
-
-    class Deferred(torchax.tensor.Tensor):
-        """A tensor that is computed when a program reads it; or a mask of no size."""
-
-        def __new__(cls, like: Any, *_: Any):
-            return super().__new__(cls, like, environment.environment())
-
-        def __init__(self, like: Any, compute: Callable, mask: Any = None):
-            self._env = environment.environment()
-            self._like, self._compute, self.mask = like, compute, mask
-
-        @functools.cached_property
-        def _elem(self) -> jax.Array:
-            return self._compute()
-
-        shape = property(lambda self: torch.Size(self._like.shape))
-        ndim = property(lambda self: len(self._like.shape))
-        dtype = property(lambda self: mappings.j2t_dtype(self._like.dtype))
-
-        def __getitem__(self, index: Any) -> Any:
-            index = index if isinstance(index, tuple) else (index,)
-            if index[0] is Ellipsis:
-                index = (slice(None),) * (self.ndim + 1 - len(index)) + index[1:]
-            pairs = zip(index, self.shape, strict=False)
-            # All of it, as of mask[:, :, :, :num_keys].
-            if all(
-                isinstance(part, slice) and part.indices(size) == (0, size, 1)
-                for part, size in pairs
-            ):
-                return self
-            return super().__getitem__(index)
-
-    return Deferred

@@ -4,6 +4,7 @@ import copy
 import dataclasses
 import functools
 import inspect
+import re
 import sys
 import warnings
 from collections.abc import Callable, Mapping
@@ -14,14 +15,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
+from mha_haiku.core.sites import jaxprs, traces
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
+    host_values,
     module_facts,
 )
 
+_UNREADABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.NonConcreteBooleanIndexError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+FIRST = "output"  # among a module's outputs: the logits, or else the first one
+# What may be its loss, if it is a single number.
+_LOSSES = ("['loss']", ".loss", "[0]", FIRST)
 
 
 class TorchModule(NamedTuple):
@@ -29,9 +41,18 @@ class TorchModule(NamedTuple):
 
     # A function of params and inputs `[B, ...]`, by keyword `lengths`,
     # `decoder_inputs`, `decoder_lengths`, in training `rng`, and other arguments of the
-    # module; returns its first result, or an `Output` if it also gives a loss.
+    # module; returns its first result, or an `Output` if it also computes a loss.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
+    name: str  # of the class
+    original: Any  # the module, in evaluation
+    copy: Any  # which runs in JAX
+    changes: list[str]  # what is set in the copy
+    # From inputs and keywords of the function to arguments of the module.
+    arguments: Callable[..., tuple[tuple, dict[str, Any]]]
+    # The function, but returns all tensors of the module's result by name, or what its
+    # keyword `read` reads of it.
+    run: Callable[..., Any]
     names: tuple[str, ...]  # of the inputs, among the keywords of the module
     has_decoder: bool
     start: int | None  # the token in front of what a decoder writes
@@ -42,12 +63,8 @@ class TorchModule(NamedTuple):
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
     takes_labels: bool  # by keyword, for a loss of its own
-    fixed: tuple[str, ...]  # names of tensors that are not trained, such as buffers
-
-    @property
-    def name(self) -> str:
-        """The name of the class."""
-        return self.function.__name__.partition(" ")[0]
+    fixed: tuple[str, ...]  # names of arrays that are not trained, such as buffers
+    reads: list[str]  # where the module reads values of inputs, once that is known
 
 
 def is_module(value: Any) -> bool:
@@ -66,24 +83,27 @@ def convert(module: Any) -> TorchModule:
       ConfigError: If torchax is missing.
     """
     torch_environment = environment.environment()
-    module = _copied(getattr(module, "_orig_mod", module)).eval()  # not as compiled
-    attention_function.choose(module)
+    whole = getattr(module, "_orig_mod", module)  # not as compiled
+    original, module = _copied(whole).eval(), _copied(whole).eval()
+    changes = attention_function.choose(module)
     known = inspect.signature(module.forward).parameters
     first = next(iter(known.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
-    main = getattr(module, "main_input_name", None) or first or _TOKENS
+    main: Any = getattr(module, "main_input_name", None)
+    main = main if main in known else first or main or _TOKENS
+    changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
-    trained = list(module.named_parameters())
-    params, run = _as_function(module, torch_environment)
+    kind = type(module).__name__
+    trained = {name for name, x in module.named_parameters() if x.requires_grad}
+    params, function = _as_function(module, torch_environment)
+    programs: dict[Any, tuple] = {}  # by kind of arguments
 
-    def forward(
-        params: Mapping[str, jax.Array],
+    def arguments(
         inputs: jax.Array | np.ndarray,
         *,
         lengths: jax.Array | np.ndarray | None = None,
-        rng: jax.Array | None = None,
         **given: Any,
-    ):
+    ) -> tuple[tuple, dict[str, Any]]:
         side = {"": (inputs, lengths)}
         if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
             side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
@@ -97,33 +117,58 @@ def convert(module: Any) -> TorchModule:
                 mask = prefix + _MASK
                 if mask not in known:
                     raise ValueError(
-                        "inputs must be of one length each call: "
-                        f"{type(module).__name__} takes no {mask}, by which padding is "
-                        "known."
+                        f"inputs must be of one length each call: {kind} takes no "
+                        f"{mask}, by which padding is known."
                     )
-                valid = np.arange(array.shape[1])[None] < jnp.asarray(lengths)[:, None]
+                valid = np.arange(array.shape[1])[None] < lengths[:, None]
                 given[mask] = valid.astype(np.int32)
         if "use_cache" in known:
             given.setdefault("use_cache", False)
-        with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
-            # int64 is asked for everywhere, and is int32 in JAX.
-            warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            given = jax.tree.map(
-                lambda x: jnp.asarray(x) if isinstance(x, np.ndarray) else x, given
-            )
-            # Its name may be no keyword.
-            args = (given.pop(main),) if main in given and main == first else ()
-            return run(params, args, given, rng)
+        # Its name may be no keyword.
+        args = (given.pop(main),) if main in given and main == first else ()
+        return args, given
 
-    forward.__name__ = f"{type(module).__name__} of PyTorch"
-    of_model, of_text = (
-        getattr(module, f"{x}config", None) for x in ("", "generation_")
-    )
+    def run(
+        params: Mapping[str, jax.Array],
+        *inputs: Any,
+        read: Callable[[Any], Any] | None = None,
+        rng: jax.Array | None = None,
+        **given: Any,
+    ) -> Any:
+        whole = dict(params), *arguments(*inputs, **given), rng
+        leaves, structure = jax.tree.flatten(whole)
+        arrays = [x for x in leaves if traces.is_array(x)]
+        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
+        key = structure, jax.dtypes.canonicalize_dtype(float), *kinds
+        with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
+            # Some functions of JAX ask for int64, and get int32.
+            warnings.filterwarnings("ignore", "Explicitly requested dtype")
+            if read is not None:
+                return function(*whole, read)
+            if key not in programs:
+                programs[key] = traces.trace(function, whole, {})
+        closed, _, _, results = programs[key]
+        return results(jaxprs.bound(closed, arrays))
+
+    def forward(
+        params: Mapping[str, jax.Array], *inputs: Any, rng: Any = None, **given: Any
+    ) -> Any:
+        outputs = run(params, *inputs, rng=rng, **given)
+        named = (outputs[x] for x in _LOSSES if x in outputs)
+        loss = next((x for x in named if not x.ndim), None)
+        first = outputs[FIRST]
+        return first if loss is None else models.Output(first, (), loss=loss)
+
+    forward.__name__ = f"{kind} of PyTorch"
+    configs = "config", "generation_config"
+    of_model, of_text = (getattr(module, name, None) for name in configs)
     start, padding = "decoder_start_token_id", "pad_token_id"
     has_decoder = getattr(of_model, "is_encoder_decoder", False) is True
+    decoder = module.get_decoder() if has_decoder else None
     return TorchModule(
         forward,
         params,
+        *(kind, original, module, changes, arguments, run),
         (main, _FEATURES) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
@@ -131,37 +176,24 @@ def convert(module: Any) -> TorchModule:
         module_facts.predicts_next(module),
         module_facts.max_length(module) if main == _TOKENS else None,
         module_facts.end_tokens(of_text or of_model),
-        (
-            module_facts.num_tokens(module),
-            module_facts.num_tokens(module.get_decoder()) if has_decoder else None,
-        ),
+        (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
         "labels" in known,
-        tuple(params.keys() - {x for x, y in trained if y.requires_grad}),
+        tuple(params.keys() - trained),
+        [],
     )
 
 
 def _copied(module: Any) -> Any:
-    """Copies a module, which shares its parameters and buffers with the copy.
-
-    Tensors that it computed and stored are copied without their history, as torch
-    refuses to copy that.
-    """
+    """Copies a module, which shares its parameters and buffers with the copy."""
     import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
 
-    class Values(torch.overrides.TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ):
-            if func is torch.Tensor.__deepcopy__ and not args[0].is_leaf:
-                tensor, memo = args
-                args = tensor.detach(), memo
-                memo[id(tensor)] = func(*args)
-                return memo[id(tensor)]
-            return func(*args, **(kwargs or {}))
-
-    tensors = (*module.parameters(), *module.buffers())
-    with Values():
-        return copy.deepcopy(module, {id(tensor): tensor for tensor in tensors})
+    memo = {id(x): x for x in (*module.parameters(), *module.buffers())}
+    for part in module.modules():
+        for x in _pytree.tree_leaves(vars(part)):
+            if isinstance(x, torch.Tensor) and not x.is_leaf:
+                memo[id(x)] = x.detach().clone()  # torch copies no history
+    return copy.deepcopy(module, memo)
 
 
 def _as_function(
@@ -169,9 +201,9 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments and keywords. Tensors are parameters and
-    buffers, each once, and attributes. What a module computes, such as a parametrized
-    weight, is none.
+    The function takes tensors, arguments, keywords, a key of training mode or None, and
+    what reads the result. Tensors are parameters and buffers, each once, and
+    attributes. What a module computes, such as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -181,24 +213,48 @@ def _as_function(
             if isinstance(value, torch.Tensor):
                 tensors[f"{name}.{key}" if name else key] = value
 
-    def run(
-        params: Mapping[str, jax.Array],
-        args: tuple,
-        given: dict[str, Any],
-        rng: jax.Array | None,
-    ):
-        module.train(rng is not None)  # a copy, which only this function runs
-        options = {} if rng is None else {"prng": rng}
-        seeded = torch_environment.override_property(**options)
-        with torch_environment, seeded, attention_function.replaced():
-            found = torch.func.functional_call(
-                module, *torch_environment.j2t_iso((dict(params), args, given))
-            )
-        loss = torch_environment.t2j_iso(_loss(found))
-        first = torch_environment.t2j_iso(_first(found))
-        return first if loss is None else models.Output(first, (), loss=loss)
+    # Integers of 64 bits are constants of the program, which no parameter holds, and so
+    # are booleans, which modules read.
+    constant = torch.int64, torch.bool
+    fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
+    arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    return torch_environment.t2j_copy(tensors), run
+    def traced(
+        params: Any, args: tuple, given: dict, rng: Any, read: Any = tensors_of
+    ) -> Any:
+        module.train(rng is not None)  # a copy, which only this function runs
+        tensor, is_host = (
+            functools.partial(_tensor, torch_environment),
+            host_values.is_host,
+        )
+        inputs = jax.tree.map(tensor, (args, given), is_leaf=is_host)
+        try:
+            with torch_environment.running(rng), attention_function.replaced():
+                every = {name: x.clone() for name, x in fixed.items()}
+                every |= torch_environment.j2t_iso(dict(params))
+                results = torch.func.functional_call(module, every, *inputs)
+                results = torch_environment.t2j_iso(read(results))
+        except (*_UNREADABLE, NotImplementedError, torch_environment.missing) as cause:
+            raise host_values.error(module, cause, (args, given)) from None
+        # 64 bits become the 32 that JAX has by default.
+        kind = jax.dtypes.canonicalize_dtype
+        return jax.tree.map(lambda x: x.astype(kind(x.dtype)), results)
+
+    return torch_environment.t2j_copy(arrays), traced
+
+
+def _tensor(torch_environment: Any, x: Any) -> Any:
+    """Makes an array a tensor; integers have 64 bits in torch."""
+    import torch  # pyright: ignore[reportMissingImports]
+
+    if not hasattr(x, "dtype"):
+        return x
+    is_long = x.dtype in (np.int32, np.int64)
+    if host_values.is_host(x):
+        return torch.from_numpy(np.array(x, np.int64 if is_long else x.dtype))
+    with jax.enable_x64(is_long):
+        x = jnp.asarray(x, np.int64 if is_long else None)
+    return torch_environment.j2t_iso(x)
 
 
 def _name_parts(module: Any) -> None:
@@ -216,51 +272,41 @@ def _name_parts(module: Any) -> None:
             start = len(parts) - 1
             while not has_forward[".".join(parts[:start])]:
                 start -= 1
-            part.forward = _scoped(part.forward, "_".join(parts[start:]))
+            part.forward = jax.named_scope("_".join(parts[start:]))(part.forward)
 
 
-def _scoped(function: Callable, name: str) -> Callable:
-    @functools.wraps(function)
-    def scoped(*args: Any, **kwargs: Any):
-        with jax.named_scope(name):
-            return function(*args, **kwargs)
-
-    return scoped
-
-
-def _first(output: Any) -> Any:
+def first_of(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
-    A loss is only taken where there is nothing else; None is skipped.
+    Dataclasses and named tuples are searched by field name, as mappings are; None is
+    skipped, and a single number, such as a loss, where there is more.
     """
-    values = _values(output)
-    if values is None:
-        return output
-    loss = _loss(output)
-    others = [x for x in values.values() if x is not loss]
-    return _first(values.get("logits", next(iter(others), loss)))
-
-
-def _loss(output: Any) -> Any:
-    """Takes the loss out of a module's result: a single number; or None."""
-    values = _values(output) or {}
-    numbers = [x for x in values.values() if getattr(x, "ndim", None) == 0]
-    loss = values.get("loss", numbers[0] if numbers else None)
-    return loss if getattr(loss, "ndim", None) == 0 else None
-
-
-def _values(output: Any) -> dict[Any, Any] | None:
-    """Lists the parts of a module's result that are not None; None of a tensor.
-
-    Dataclasses and named tuples are searched by field name, as mappings are.
-    """
-    names = getattr(output, "_fields", None)
-    if dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
-        names = [field.name for field in dataclasses.fields(output)]
-    if names is not None:
-        output = {name: getattr(output, name) for name in names}
+    if hasattr(output, "_asdict"):
+        output = output._asdict()
+    elif dataclasses.is_dataclass(output) and not isinstance(output, Mapping):
+        output = vars(output)
     if isinstance(output, tuple | list):
         output = dict(enumerate(output))
     if not isinstance(output, Mapping):
-        return None
-    return {name: x for name, x in output.items() if x is not None}
+        return output
+    values = {name: x for name, x in output.items() if x is not None}
+    arrays = [x for x in values.values() if getattr(x, "ndim", 1)]
+    first = next(iter(arrays or values.values()), None)
+    return first_of(values.get("logits", first))
+
+
+def tensors_of(output: Any) -> dict[str, Any]:
+    """Names the tensors of a module's result; its first output comes first."""
+    import torch  # pyright: ignore[reportMissingImports]
+    from torch.utils import _pytree  # pyright: ignore[reportMissingImports]
+
+    first = first_of(output)
+    others, _ = _pytree.tree_flatten_with_path(output)
+    others = {_pytree.keystr(path): x for path, x in others if x is not first}
+    tensors = {FIRST: first} | others
+    return {x: y for x, y in tensors.items() if isinstance(y, torch.Tensor)}
+
+
+def site_of(name: str) -> str:
+    """Makes the path of the sites of a module."""
+    return re.sub(r"\.(\d+)(?=\.|$)", r"_\1", name).replace(".", "/")

@@ -238,15 +238,6 @@ def read_maps(
     return dict(model_runs.look(model, params, example, {"*/map": Projections.of})[1])
 
 
-def read_logits(
-    model: models.Model, params: Any, example: tasks.Example
-) -> dict[str, Array]:
-    """Reads the logits before a soft cap, as "logits"."""
-    at = ["uncapped_logits"]
-    output, found = model_runs.look(model, params, example, at, strict=False)
-    return {"logits": found.get("uncapped_logits", output.logits)}
-
-
 def scales(map_: attention.AttentionMap) -> tuple[Array, Array]:
     """Computes the factors of queries, `[B, T, H, 1]`, and of keys.
 
@@ -452,7 +443,7 @@ def split_output(
     """Computes the terms of a head's output, or of its direct share of a logit."""
 
     def both(*run: Any) -> dict[str, Any]:
-        return read_maps(*run) | read_logits(*run)
+        return read_maps(*run) | {"logits": model_runs.run(*run).logits}
 
     held = Held(model, params, example, both if is_logit else None).linearized()
     if is_logit:

@@ -51,8 +51,7 @@ def logit_attribution(
 
     The residual stream is a sum with a term for each head's output, and logits are
     linear in it once the factors of the norms in between are held constant. Effects
-    through other heads and feed-forward parts are not included. A `soft_cap` of logits
-    comes after the sum.
+    through other heads and feed-forward parts are not included.
 
     `classes` are `[B, T]` integers (`[B]` if positions are pooled) whose logits are
     split, such as `example.targets`. Defaults to all classes.
@@ -82,11 +81,10 @@ def logit_attribution(
 
 
 def _check_config(config: models.ModelConfig) -> None:
-    if models.NORM_PLACES[config.norm.position].end:
+    if config.norm.position == "post":
         raise ValueError(
-            "model must have no norms of the sum (norm.position pre, both or "
-            "reordered): with them the logits are not a sum over heads, got "
-            f"{config.norm.position!r}."
+            "model must have no norms of the sum (norm.position pre): with them the "
+            "logits are not a sum over heads, got 'post'."
         )
     if not (config.attention.residual and config.feed_forward.residual):
         raise ValueError(
@@ -166,7 +164,7 @@ def _contributions(
     is_set = components.is_set(model)
 
     def read(*run: Any) -> dict[str, Array]:
-        logits = components.read_logits(*run)["logits"]
+        logits = model_runs.run(*run).logits
         if not is_set and classes is not None:  # a set has one logit per element
             logits = jnp.take_along_axis(logits, classes[..., None], -1)[..., 0]
         return {"logits": logits}

@@ -159,10 +159,10 @@ class EdgeRuns:
         def step(
             layer: Parts, params: Params, carry: Streams, given: Any
         ) -> tuple[Streams, None]:
-            entering, (streams, missing) = carry[0], carry
+            streams, missing = carry
             for part, (cuts, theirs, writer) in zip(layer, given, strict=True):
                 sources = [
-                    read(x, cut, entering if graphs.enters(x) else streams, missing)
+                    read(x, cut, streams, missing)
                     for x, cut in zip(part.reads, cuts, strict=True)
                 ]
                 given = {part.reads[0]: sources[0][0]}
@@ -205,17 +205,13 @@ class EdgeRuns:
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
 
         def step(layer: Parts, params: Params, carry: tuple[()], given: Any):
-            results, read = [], []
+            results = []
             for part, (sources, slope, written) in zip(layer, given, strict=True):
                 if part.groups:
-                    by = read = self._head_slopes(part, params, sources, slope)
+                    by = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
                 else:
-                    # The stream is also read by what follows, and by heads parallel to
-                    # the part.
-                    others = read if graphs.enters(part.reads[0]) else []
-                    by = [(slope - sum(x.sum(0) for x in others))[None]]
-                    written = written[None]
+                    by, written = [slope[None]], written[None]
                 results.append((written, by))
             return carry, results
 

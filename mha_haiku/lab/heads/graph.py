@@ -112,11 +112,6 @@ def stack_of(site: str) -> str:
     return site.partition("/")[0]
 
 
-def enters(site: str) -> bool:
-    """Checks whether a site is the input of a layer."""
-    return "/layer_" in site and site.endswith("/stream")
-
-
 def label(node: Sequence[int] | np.ndarray) -> str:
     """Returns the name of a node in tables and figures: "3.5" for a head."""
     layer, head = map(int, node)
@@ -140,9 +135,8 @@ def of_model(model: models.Model) -> Graph:
         stream is not the sum of what its nodes write.
     """
     config = model_runs.config_of(model)
-    norms = models.NORM_PLACES[config.norm.position]
     has_residual = config.attention.residual and config.feed_forward.residual
-    if norms.end or norms.after or not has_residual:
+    if config.norm.position == "post" or not has_residual:
         raise ValueError(
             "model must have a stream that is the sum of what heads and feed-forward "
             "parts write: with norms only before parts (norm.position pre) and "
@@ -189,8 +183,6 @@ def of_model(model: models.Model) -> Graph:
                     parts.append(part(module, nodes, reads, order, "qkv", groups))
                 site, order = f"stream_after_{name}", order + 1
             if units[len(layers)]:
-                if config.feed_forward.parallel and parts:
-                    site, order = "stream", order - 1
                 node, read = (len(layers), UNITS), f"{path}/{site}"
                 name = f"{path}/feed_forward"
                 parts.append(part(name, (node,), (read,), order, KINDS[3:4]))

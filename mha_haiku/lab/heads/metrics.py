@@ -4,7 +4,7 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 `[B, C]` for one per example. Targets of weight 0 do not count.
 """
 
-import functools
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +35,12 @@ def named(metric: Metric) -> tuple[str, str]:
       >>> mh.heads.metrics.named(mh.heads.metrics.loss)
       ('loss', 'nats')
     """
+    if isinstance(metric, Loss):
+        return f"loss of {metric.of}", _UNITS["loss"]
     name = getattr(metric, "__name__", "")
     if not name.isidentifier():  # a lambda or an object
         return "metric", "units of the metric"
     is_ours = getattr(metric, "__module__", "") == __name__
-    if is_ours and name.startswith("loss_of_"):
-        return name.replace("_", " "), _UNITS["loss"]
     return name, (_UNITS if is_ours else {}).get(name, f"units of {name}")
 
 
@@ -50,15 +50,14 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
 
 
-@functools.cache  # programs are kept by their metric
-def loss_of(what: str) -> Metric:
-    """Makes the metric `loss` with a name for its targets, as "the next token"."""
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """The metric `loss`, with a name for its targets."""
 
-    def named_loss(logits: Array, example: tasks.Example) -> Array:
+    of: str  # such as "the next token"
+
+    def __call__(self, logits: Array, example: tasks.Example) -> Array:
         return loss(logits, example)
-
-    named_loss.__name__ = f"loss_of_{what.replace(' ', '_')}"
-    return named_loss
 
 
 def mistakes(correct: Correct | None = None) -> Metric:

@@ -7,6 +7,7 @@ import collections
 import dataclasses
 import functools
 import math
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -271,6 +272,21 @@ def compact(model: models.Model, params: Any) -> tuple[models.Model, Any]:
     return (model.scanned, models.stacked(params)) if is_deep else (model, params)
 
 
+def layer_numbers(paths: Sequence[str]) -> list[int]:
+    """Numbers the layers of attention parts of one kind, as their paths do.
+
+    Layers without attention have no path, so that there are gaps. Paths that do not
+    count their layers are numbered in order.
+    """
+    before = os.path.commonprefix([*paths]).rstrip("0123456789")
+    if len(paths) == 1:  # of layer 3 alone
+        before = re.split(r"(?<![^/_.])\d+(?![^/_.#])", paths[0])[0]
+    found = [re.match(r"\d+(?![^/_.#])", path[len(before) :]) for path in paths]
+    numbers = [int(x[0]) for x in found if x]
+    is_count = len(numbers) == len(paths) and numbers == sorted({*numbers})
+    return numbers if is_count else list(range(len(paths)))
+
+
 def is_scanned(model: models.Model, params: Any) -> bool:
     """Checks whether parameters are stacked, as for scanned layers."""
     return model.config is not None and any(map(anatomy.is_stacked, params))
@@ -362,10 +378,23 @@ def _side(example: tasks.Example, kind: str) -> str:
 
 
 def _mask(example: tasks.Example, side: str) -> Array | np.ndarray | None:
-    """Returns the mask of the inputs of a side, None if there is none."""
-    inputs = getattr(example, f"{side}inputs")
-    mask: Any = (example.others or {}).get(f"{side}attention_mask")
-    return mask if np.shape(mask) == np.shape(inputs)[:2] else None
+    """Returns the mask of the inputs of a side, None if there is none.
+
+    In torch.nn, booleans called a padding mask are True at the padding.
+    """
+    shape, others = np.shape(getattr(example, f"{side}inputs"))[:2], example.others
+    for name, mask in (others or {}).items():
+        if np.shape(mask) != shape:
+            continue
+        if name == f"{side}attention_mask":
+            return mask
+        of_side = bool(_TARGET.match(name)) == bool(side) or not _has_decoder(example)
+        if name.endswith("padding_mask") and of_side:
+            return ~mask if mask.dtype == bool else mask
+    return None
+
+
+_TARGET = re.compile("decoder_|tgt_|target_")
 
 
 def counted(size: int, example: tasks.Example, side: str) -> Array:
@@ -391,7 +420,8 @@ def without_padding(
 
     A model with a config does so itself. A wrapped function may mask no queries, as in
     transformers, and keys by large negative scores: keys of padding are masked where
-    no valid query attends to them. Maps whose rows are not the inputs stay as they are.
+    no valid query attends to them. Where the rows of a map are not the inputs, or a
+    mask of another name is given, keys that no query of an example sees are padding.
     """
     inputs, _ = queries(example, kind)
     *batch, _, num_queries, num_keys = attention_map.shape
@@ -402,17 +432,28 @@ def without_padding(
         for side in ("", *(["decoder_"] if _has_decoder(example) else []))
     )
     has_rows = (*batch, num_queries) == inputs.shape[:2]
-    if model.config is not None or not (is_known and is_padded and has_rows):
+    others = (example.others or {}).values()
+    has_others = any(x.ndim > 1 and len(x) == len(inputs) for x in others)
+    if model.config is not None or len(batch) != 1 or not (is_padded or has_others):
         return attention_map
-    is_valid = valid(num_queries, example, kind)
+    if is_known and is_padded and has_rows:
+        is_valid = valid(num_queries, example, kind)
+        is_key = None
+    else:
+        ones = jnp.ones((*batch, num_queries, 1, 1), attention_map.dtype)
+        is_key = (attention_map.apply_transposed(ones) != 0).any((2, 3))
+        is_self = num_queries == num_keys and kind != "cross"
+        is_valid = is_key if is_self else ones[..., 0, 0] > 0
     logs = jnp.where(is_valid[:, None], attention_map.logsumexp, -jnp.inf)
     attention_map = dataclasses.replace(
         attention_map,
         query=jnp.where(is_valid[..., None, None], attention_map.query, 0),
         log_sum=attention_map.log_sum._replace(logsumexp=logs),
     )
-    is_key = jnp.ones((len(inputs), num_keys), bool)
-    if (example.inputs if kind == "cross" else inputs).shape[1] == num_keys:
+    keys = example.inputs if kind == "cross" else inputs
+    if is_key is None and keys.shape[1] != num_keys:
+        is_key = jnp.ones((len(inputs), num_keys), bool)
+    elif is_key is None:
         side = "" if kind == "cross" else _side(example, kind)
         is_key = counted(num_keys, example, side)
         on_padding = attention_map.apply(1.0 * ~is_key[..., None, None])

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.typing import ArrayLike
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import ablation_values, clean_runs, model_runs
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
 from mha_haiku.lab.heads.model_runs import Batches, Measured
@@ -52,7 +52,7 @@ class Changes(PerExample, Result):
 
 def _pairs(found: Changes) -> str:
     count = len(found.base)
-    return f"{count} pairs" if count > 1 else "1 pair"
+    return display.count(count, "pair")
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -73,6 +73,8 @@ class Patched(Changes):
     axes: tuple[str, ...]
     kinds: tuple[str, ...] = ()  # of the parts; () if there is one kind
     tokens: tuple[str, ...] = ()  # at the positions, for one pair of texts
+    # Numbers of layers in the model; () if all have attention, and are counted.
+    numbers: tuple[int, ...] = ()
     file_name = "patching"
 
     @property
@@ -80,12 +82,14 @@ class Patched(Changes):
         """The title, with the number of pairs."""
         return f"Activation patching, {_pairs(self)}: {self.unit}"
 
-    def rows(self) -> list[dict[str, int | float]]:
+    def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each patched place, with its `axes` and its numbers."""
-        return [
+        rows: list[dict[str, Any]] = [
             dict(zip(self.axes, place, strict=True)) | self._numbers(tuple(place))
             for place in np.argwhere(~np.isnan(self.mean)).tolist()
         ]
+        numbers = self.numbers or range(len(self.mean))
+        return [row | {"layer": numbers[row["layer"]]} for row in rows]
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -107,7 +111,7 @@ class Edges(Changes):
     @property
     def title(self) -> str:
         """The title, with the number of pairs."""
-        return f"{len(self.kinds)} edges, {_pairs(self)}: {self.unit}"
+        return f"{display.count(len(self.kinds), 'edge')}, {_pairs(self)}: {self.unit}"
 
     @property
     def strength(self) -> np.ndarray:

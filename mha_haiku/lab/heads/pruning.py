@@ -47,8 +47,6 @@ def prune(
     """
     before = models.heads_of_layers(config)
     keep = _names(keep, before)
-    if shared := models.shared_by_heads(config):
-        raise ValueError(f"config must not have {shared}. Ablate the head instead.")
     params, config = _looped(params, config)
     pruned = config.replace(
         attention=dict(key_size=models.key_size(config), kept_heads=keep)

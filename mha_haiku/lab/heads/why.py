@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import circuits, components, model_runs
 from mha_haiku.lab.heads.components import Component, Held
 from mha_haiku.lab.heads.model_runs import Batches
@@ -135,7 +135,7 @@ class Cells(Answer):
     def title(self) -> str:
         """The title, with the number of cells."""
         count = sum(map(np.size, self.scores.values()))
-        return f"The largest pairs of {count} cells"
+        return f"The largest pairs of {display.count(count, 'cell')}"
 
     def rows(self, count: int | None = None) -> list[dict[str, Any]]:
         """Lists a row for each cell, with its largest pair."""
@@ -179,8 +179,8 @@ class Reads(Answer):
     @property
     def title(self) -> str:
         """The title, with the number of examples."""
-        count = len(self.norms)
-        return f"What heads read by queries, keys and values, {count} examples"
+        examples = display.count(len(self.norms), "example")
+        return f"What heads read by queries, keys and values, {examples}"
 
     def mean(self, kind: str) -> np.ndarray:
         """Averages "q", "k" or "v" over all queries of all examples, `[P, H, M]`."""

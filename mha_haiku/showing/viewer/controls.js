@@ -54,6 +54,7 @@ function buildControls() {
       choose({ [name]: Number(target.value) }, true)
     ));
   }
+  buildKeys();
   element('direction').addEventListener('change', ({ target }) => choose({ direction: target.value }, true));
   for (const form of document.querySelectorAll('form')) {
     form.addEventListener('submit', (event) => event.preventDefault());

@@ -115,7 +115,7 @@ function arrangeHeads(set) {
       });
       const short = shortLayer(name, kind);
       const ofKind = /^\d+$/.test(short) ? `layer ${short}` : short;
-      const text = side < captionFrom ? short : kind ? ofKind : name;
+      const text = side < captionFrom ? tinyLayer(set, name, kind) ?? short : kind ? ofKind : name;
       const isFirst = kind && kind !== set.layers[layer - 1]?.kind;
       return [...(isFirst ? [kindTitle(layer)] : []), make(
         'div', '', { className: 'layer', heads: buttons },
@@ -139,6 +139,13 @@ function arrangeHeads(set) {
 const shortLayer = (name, kind) => (
   kind && name.startsWith(`${kind} `) ? name.slice(kind.length + 1) : name.replace(/^layer /, '')
 );
+
+// The number alone, of "attention_3", where small thumbnails leave no room for names.
+function tinyLayer({ layers }, name, kind) {
+  const number = (text) => /\d+$/.exec(text)?.[0];
+  const alike = layers.filter((layer) => layer.kind === kind && number(layer.name) === number(name));
+  return alike.length === 1 ? number(name) : shortLayer(name, kind);
+}
 
 // The name of a kind of layers, and the meaning of its maps' rows and columns.
 function kindTitle(layer) {

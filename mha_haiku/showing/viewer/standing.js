@@ -2,6 +2,14 @@
 
 const mostTelling = 3; // numbers, those in which a head is most unlike others; the rest is folded away
 
+// The number of a role, where it has another name than the role.
+const numberOfRole = {
+  previous_token: 'previous_position', next_token: 'next_position', first_token: 'first_position',
+  separator: 'chosen_positions', positional: 'offset', uniform: 'entropy', broad: 'entropy',
+};
+// How concentrated weights are: one fact, of which the first is among the most telling numbers.
+const concentration = ['entropy', 'perplexity', 'squared_weights', 'largest_weight'];
+
 function standingPanel() {
   const role = make('p', '', { className: 'standing-role' });
   const table = make('table', '', { className: 'standing' });
@@ -62,7 +70,7 @@ function standingPanel() {
     return make(
       'tr', '', {}, name,
       make('td', said, { className: 'standing-value' }, make('small', shorten(number.unit, 24)), make('small', rank, { className: 'standing-rank' })),
-      make('td', '', {}, strip(number, layer, head)),
+      ...(count > 1 ? [make('td', '', {}, strip(number, layer, head))] : []),
     );
   }
 
@@ -85,14 +93,21 @@ function standingPanel() {
         ? `Role: ${roleWords(own.name)}${own.score === null ? '' : `, score ${shownNumber(own.score)}`}`
         : 'Role: none of the known ones';
       const count = set.layers.reduce((sum, { heads }) => sum + heads.length, 0);
-      const far = (number) => distance(number, where.layer, where.head);
-      const telling = [...set.numbers].sort((a, b) => far(b) - far(a)).slice(0, mostTelling);
+      const ofRole = own && (numberOfRole[own.name] ?? own.name);
+      const far = (number) => (number.name === ofRole ? Infinity : distance(number, where.layer, where.head));
+      const sorted = [...set.numbers].sort((a, b) => far(b) - far(a) || 0);
+      const one = sorted.find(({ name }) => concentration.includes(name));
+      const telling = sorted.filter((number) => number === one || !concentration.includes(number.name))
+        .slice(0, mostTelling);
       const rest = set.numbers.filter((number) => !telling.includes(number));
+      hint.hidden = count < 2;
       const rows = (numbers) => numbers.map((number) => row(number, where.layer, where.head, count));
       table.replaceChildren(...rows(telling));
       others.replaceChildren(...rows(rest));
-      summary.textContent = rest.length ? `${plural(rest.length, 'other number')}, and how to read them` : 'How to read them';
-      table.hidden = more.hidden = !set.numbers.length;
+      summary.textContent = rest.length
+        ? `${plural(rest.length, 'other number')}${count > 1 ? ', and how to read them' : ''}` : 'How to read them';
+      table.hidden = !set.numbers.length;
+      more.hidden = !rest.length && (count < 2 || !set.numbers.length);
       // Missing results, with the command that computes them: [[what, command]].
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
         make('p', `${what}: not computed. `, {}, make('code', command))

@@ -6,11 +6,20 @@ from typing import Any
 
 import numpy as np
 
+from mha_haiku.core import arguments
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import answers as answered
 from mha_haiku.subjects import computation, conversion, encoding, example_rows
-from mha_haiku.subjects.subject import Subject, check_parameters, refuse, verb
+from mha_haiku.subjects.subject import (
+    Part,
+    Subject,
+    check_parameters,
+    part_index,
+    parts_of,
+    refuse,
+    verb,
+)
 from mha_haiku.training import tasks
 
 _LOGITS = "logit of the wrong answer - of the right one"
@@ -47,7 +56,9 @@ def patch(
     """
     pair, tokens = _pair(subject, clean, corrupted, answers)
     found = heads.activation_patching(*pair, into=into, **options)
-    return dataclasses.replace(found, tokens=tokens, unit=_LOGITS)
+    parts = _parts(subject, pair) if options.get("what", "heads") == "heads" else []
+    numbers = tuple(x.layer for x in parts)
+    return dataclasses.replace(found, tokens=tokens, numbers=numbers, unit=_LOGITS)
 
 
 @verb
@@ -64,8 +75,29 @@ def paths(
     Arguments are as in `patch`, and by keyword as in `heads.path_patching`.
     """
     pair, _ = _pair(subject, clean, corrupted, answers)
+    parts = _parts(subject, pair)
+    for name in {"senders", "receivers"} & options.keys():
+        pairs = options[name]
+        if parts and arguments.fits(pairs, Sequence[tuple[int, int]]):
+            options[name] = [(part_index(parts, x), head) for x, head in pairs]
     found = heads.path_patching(*pair, **options)
-    return dataclasses.replace(found, unit=_LOGITS)
+    return dataclasses.replace(_numbered(found, parts), unit=_LOGITS)
+
+
+def _parts(subject: Subject, pair: tuple[heads.Measured, Any]) -> list[Part]:
+    """Lists the attention parts, by the model's numbers of layers; [] of kinds."""
+    parts = parts_of(subject, next(iter(pair[0].batches)))
+    return [] if any(part.kind for part in parts) else parts
+
+
+def _numbered(edges: heads.Edges, parts: Sequence[Part]) -> heads.Edges:
+    """Puts numbers of layers in place of the numbers of attention parts."""
+    numbers = {i: part.layer for i, part in enumerate(parts)}
+    senders, receivers = (
+        np.array([(numbers.get(part, part), head) for part, head in ends.tolist()])
+        for ends in (edges.senders, edges.receivers)
+    )
+    return dataclasses.replace(edges, senders=senders, receivers=receivers)
 
 
 @verb(command="circuits", folder="heads")
@@ -136,6 +168,8 @@ def circuit(
             if value is not None:
                 refuse(subject, f"{name}={value!r}", "has only edges between heads")
         found = heads.circuit_of_heads(*pair, edges=edges)
+        numbered = _numbered(found.edges, _parts(subject, pair))
+        found = dataclasses.replace(found, edges=numbered)
     else:
         measure = measure or "integrated_edge_attribution"
         found = heads.circuit(*pair, edges=edges, measure=measure, **options)

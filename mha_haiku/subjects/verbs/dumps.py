@@ -61,7 +61,6 @@ def dump(
     files.check_writable("out", folder)  # before the work
     with checks.user_mistakes():  # such as inputs that are too long for the model
         found = measured(subject, own=own, **options)
-        found.check(is_finite=True)  # before any file changes
     if cluster.is_first():
         outputs.claim(folder, ["maps.npz"])
         found.save(folder / "maps.npz")
@@ -210,9 +209,7 @@ def write_report(
     written = []
     if canvas.is_possible():
         count = sum(bool(layer.heads) for layer in saved.layers) * len(formats)
-        with progress.Bar(
-            count, unit="picture", name="attention", doing="drawing"
-        ) as bar:
+        with progress.bar(count, unit="picture", name="attention") as bar:
             for name, picture in figures.pictures(saved, formats):
                 outputs.claim(folder, [name])
                 written.append(files.write(folder / name, picture))

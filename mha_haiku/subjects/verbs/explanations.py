@@ -16,6 +16,7 @@ from mha_haiku.subjects.subject import (
     EXAMPLES,
     Subject,
     check_parameters,
+    part_index,
     part_with,
     parts_of,
     refuse,
@@ -51,12 +52,13 @@ def why(
             raise ValueError(f"head must be None without a layer, got {head!r}.")
         return heads.why.cells(*asked, [query], key, **options)
     head = checks.non_negative_integer("head", head)
-    found = heads.why.pairs(*asked, layer, head, query, key, **options)
-    sides = given.labels(subject, batch, given.kind_of(subject, layer, batch))
+    part = part_index(parts_of(subject, batch), layer)
+    found = heads.why.pairs(*asked, part, head, query, key, **options)
+    sides = given.labels(subject, batch, given.kind_of(subject, part, batch))
     places = zip(sides, found.place[2:], strict=True)
     texts = [side[0][i] for side, i in places if side]
-    title = " ".join([found.title, *map(repr, texts)])
-    return dataclasses.replace(found, title=title)
+    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(found, title=" ".join([title, *map(repr, texts)]))
 
 
 @verb
@@ -74,14 +76,16 @@ def writes(
     Arguments are as in `why`; with `answer`, a token or its text, it splits its logit.
     """
     batch = given.one(subject, inputs)
+    part = part_index(parts_of(subject, batch), layer)
     token = None if answer is None else encoding.one_token(subject.codec, answer)
-    asked = subject.model, subject.params, batch, layer, head, query
+    asked = subject.model, subject.params, batch, part, head, query
     found = heads.why.written(*asked, answer=token)
-    kind = given.kind_of(subject, layer, batch)
+    kind = given.kind_of(subject, part, batch)
     (texts,) = given.labels(subject, batch, kind)[1] or [()]
     sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
     labels = sources or found.labels[0], found.labels[1]
-    return dataclasses.replace(found, labels=labels)
+    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(found, labels=labels, title=title)
 
 
 @verb
@@ -115,8 +119,8 @@ def strongest(
     checks.positive_integer("count", count)
     batches = computation.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
-    path = part_with(parts_of(subject, batches[0]), layer, head)
-    kind = given.kind_of(subject, layer, batches[0])
+    parts = parts_of(subject, batches[0])
+    path, kind = part_with(parts, layer, head), parts[part_index(parts, layer)].kind
     program = _strongest(subject.model, path, kind)
     found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
     texts: tuple[list, list] = [], []  # of the sides of maps

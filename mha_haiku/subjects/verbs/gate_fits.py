@@ -22,18 +22,12 @@ from mha_haiku.subjects import imported_runs
 from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
+    check_parameters,
     check_task,
-    has_task,
-    parts_of,
     refuse,
     verb,
 )
-from mha_haiku.subjects.verbs import (
-    prune_sweep,
-    pruned_models,
-    saved_models,
-    wrapped_runs,
-)
+from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
 from mha_haiku.training import devices, optimizers, train_step
 from mha_haiku.training.runs import files, folders, loop
 
@@ -69,8 +63,8 @@ def fit_gates(
     """
     config = subject.config.optimizer
     model = optimizers.without_frozen(subject.model, config)
-    parts = parts_of(subject)
-    names = [f"{part.path}/heads".removeprefix("/") for part in parts]
+    parts = models.heads_of_layers(subject.config.model)
+    names = [f"{part.path}/heads" for part in parts]
 
     def apply(
         params: Any,
@@ -100,30 +94,17 @@ def fit_gates(
     tuned = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     if config.clip_norm is not None:
         tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
-
-    def kinds(params: Any) -> Any:
-        found = {name: name for name in params}
-        if config.frozen:
-            frozen = optimizers.are_frozen(config, params["model"])
-            found["model"] = jax.tree.map(lambda x: "frozen" if x else "model", frozen)
-        return found
-
+    of = {"model": optimizers.frozen(config, tuned)}
+    of["log_alpha"] = optax.adam(gate_learning_rate)
     optimizer = optax.chain(
         # The penalty depends only on the gates: its gradient is added to the gradient
         # of the loss, without the model.
         optax.stateless(add_penalty),
-        optax.partition(
-            {
-                "model": tuned,
-                "frozen": optax.set_to_zero(),
-                "log_alpha": optax.adam(gate_learning_rate),
-            },
-            kinds,
-        ),
+        optax.partition(of, lambda params: {name: name for name in params}),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
-        subject.model._replace(apply=apply),
+        models.Model(subject.model.init, apply),
         subject.task,
         optimizer,
         batch_size=subject.config.training.batch_size,
@@ -158,7 +139,6 @@ def learn_gates(
     steps: int = 500,
     tuning_steps: int = 500,
     scratch: bool = True,
-    examples: Any = None,
 ) -> prune_sweep.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
@@ -167,8 +147,7 @@ def learn_gates(
     model of the same architecture, trained from scratch for as many steps as the run,
     the gates and the tuning took together, becomes the run `out/scratch`, unless the
     run was pretrained or started from another one. Points are in this order, after the
-    run itself. The same call resumes an interrupted one. Of a wrapped model, only the
-    pruned one becomes a run; its open gates stay in its program.
+    run itself. The same call resumes an interrupted one.
 
     Args:
       subject: The run.
@@ -177,19 +156,15 @@ def learn_gates(
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
       scratch: Whether to train the same model from scratch too.
-      examples: Of a wrapped model, as in `train`.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
     subject = check_task(subject, "learn_gates")
-    pruned_models.check_prunable(subject, "learn_gates")
+    check_parameters(subject, "learn_gates")
     with checks.user_mistakes():
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)
         checks.positive_integer("tuning_steps", tuning_steps)
-    if not has_task(subject):
-        how = {"penalty": penalty, "steps": steps, "tuning_steps": tuning_steps}
-        return _of_wrapped(subject, out, examples, **how)
     if "loss" not in subject.task.metrics:
         raise ConfigError(
             "Gates are learned by a loss, and the task "
@@ -220,42 +195,6 @@ def learn_gates(
     points = prune_sweep.points(list(by_name.values()), list(by_name))
     title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
     return prune_sweep.Pruned(title, pruned, points)
-
-
-def _of_wrapped(
-    subject: Subject,
-    out: str | os.PathLike | None,
-    examples: Any,
-    *,
-    penalty: float,
-    steps: int,
-    tuning_steps: int,
-) -> prune_sweep.Pruned:
-    """Learns gates of a wrapped model; the arguments are those of `learn_gates`."""
-    if out is None:
-        refuse(subject, "learn_gates", "has no folder; give out")
-    begun = wrapped_runs.begin(subject, examples, steps=steps)
-    learned = fit_gates(begun, penalty=penalty, steps=steps)
-    keep = [np.flatnonzero(row).tolist() for row in learned.gates]
-    names = [f"{x.path}/heads".removeprefix("/") for x in parts_of(begun)]
-    on = edits.on_parts(names, learned.gates, edits.gated)
-    gated = wrapped_runs.edited(subject, on).replace(
-        params=wrapped_runs.merged(subject.params, learned.params)
-    )
-    pruned = pruned_models.without_heads(gated, keep)
-    tuned = wrapped_runs.train(
-        pruned, Path(out) / "pruned", steps=tuning_steps, examples=examples
-    )
-    by_name = {
-        "the model": subject,
-        "pruned by gates, before tuning": pruned,
-        "pruned and tuned": tuned,
-    }
-    points = prune_sweep.points(
-        list(by_name.values()), list(by_name), examples=tuned.batches
-    )
-    title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
-    return prune_sweep.Pruned(title, tuned, points)
 
 
 def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:

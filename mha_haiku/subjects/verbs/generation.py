@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models, modules
+from mha_haiku.core import checks, modules
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.core.models import decoding
 from mha_haiku.lab.heads import model_runs
@@ -84,7 +84,8 @@ def stream(
         got = checks.shown(prompts)
         raise TypeError(f"prompt must be a text or a list of texts, got {got}.")
     if subject.model.config is None:
-        strategy = _strategy("prompt", **options)
+        kind = "source" if subject.codec.has_decoder else "prompt"
+        strategy = _strategy(kind, **options)
         return iter([[_continued(subject, x, strategy, tokens, seed) for x in prompts]])
     subject = check_task(subject, "generate")
     kind, task = _kind(subject), subject.task
@@ -203,11 +204,8 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
             "behavior past these is untrained."
         )
         return subject
-    windows = [
-        trained - 1 if window is None else min(window, trained - 1)
-        for window in models.windows(subject.config.model)
-    ]
-    window = windows if len(set(windows)) > 1 else windows[0]
+    window = subject.config.model.attention.window
+    window = trained - 1 if window is None else min(window, trained - 1)
     config: configuration.RunConfig = subject.config.replace(
         model=dict(attention=dict(window=window))
     )
@@ -216,7 +214,7 @@ def _with_room(subject: RunSubject, size: int) -> RunSubject:
         model = folders.make_model(config.model, subject.task, subject.placement)
         return model.edited(*subject.model.edits)
 
-    model = computation.once(subject, f"window {windows}", make)
+    model = computation.once(subject, f"window {window}", make)
     return subject.replace(config=config, model=model)
 
 
@@ -229,15 +227,19 @@ def _continued(
 ) -> str:
     """Continues a prompt without a cache: each token takes a run over all of them."""
     codec = subject.codec
-    written = np.asarray(codec.prompt(prompt), np.int32).tolist()
+    written: list[Any] = np.asarray(codec.prompt(prompt), np.int32).tolist()
+    source = None
+    if codec.has_decoder:
+        source, written = np.asarray([codec.encode(prompt)], np.int32), [codec.start]
     if not written:
         raise ValueError("prompt must have at least one token, got none.")
     start, key = len(written), jax.random.key(seed)
     tokens = _count(start, tokens, _TOKENS_OF_FUNCTION, codec.max_length)
-    codec.check(example_rows.example(np.array([written])))
-    room = start + tokens if _is_causal(subject, written) else None
+    row = np.array([written])
+    conversion.batch_of(subject, row if source is None else (source, row))
+    room = start + tokens if _is_causal(subject, written, source) else None
     for i in range(tokens):
-        logits = _logits(subject, written, room)
+        logits = _logits(subject, written, room, source)
         # Those of tokens that are never written may be -inf.
         if not np.isfinite(logits.max()):
             raise ValueError(
@@ -251,19 +253,25 @@ def _continued(
     return codec.decode(written[start:])
 
 
-def _is_causal(subject: Subject, tokens: Sequence[int]) -> bool:
+def _is_causal(subject: Subject, tokens: Sequence[int], source: Any) -> bool:
     """Checks that a token after a text changes no logit of the text."""
-    alone, followed = (_logits(subject, tokens, len(tokens) + i) for i in range(2))
+    alone, followed = (
+        _logits(subject, tokens, len(tokens) + i, source) for i in range(2)
+    )
     size = 1 + jnp.abs(jnp.where(jnp.isfinite(alone), alone, 0)).max()
     change = jnp.where(alone == followed, 0, jnp.abs(alone - followed))  # both -inf
     return bool(change.max() < _TOLERANCE * size)
 
 
-def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Array:
-    """Computes the logits `[1, C]` of the token after a text, padded to a length."""
+def _logits(
+    subject: Subject, tokens: Sequence[int], room: int | None, source: Any
+) -> jax.Array:
+    """Computes the logits `[1, C]` of the token after a text, padded to a length.
 
-    def at(params: Any, row: jax.Array, place: jax.Array) -> jax.Array:
-        example = example_rows.example(row)
+    With a source, a decoder reads the text.
+    """
+
+    def at(params: Any, example: Any, place: jax.Array) -> jax.Array:
         logits = model_runs.run(subject.model, params, example).logits
         # A function may return those after the last position alone, `[B, C]`.
         return logits[:, place] if logits.ndim == 3 else logits
@@ -271,4 +279,7 @@ def _logits(subject: Subject, tokens: Sequence[int], room: int | None) -> jax.Ar
     program = computation.once(subject, "logits at a place", lambda: jax.jit(at))
     row = np.zeros((1, room or len(tokens)), np.int32)
     row[0, : len(tokens)] = tokens
-    return program(subject.params, row, len(tokens) - 1)
+    example = example_rows.example(row if source is None else source)
+    if source is not None:
+        example = example._replace(decoder_inputs=row)
+    return program(subject.params, subject.codec.bound(example), len(tokens) - 1)

@@ -23,6 +23,8 @@ from mha_haiku.subjects.subject import (
     Part,
     Subject,
     check_task,
+    layers_of,
+    part_index,
     parts_of,
     verb,
 )
@@ -124,11 +126,13 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     align = None if subject.task is None else subject.task.alignments
     batches = computation.batches_of(subject, examples, targets=False, name="examples")
     separators = computation.separators(subject)
+    first = None if subject.model.config else next(iter(batches))
     found = heads.roles(
         subject.model, subject.params, batches, separators=separators, align=align
     )
     return dataclasses.replace(
         found,
+        layers=layers_of(parts_of(subject, first)),
         title=f"{subject.title}: roles of heads",
         step=subject.step,
         file_name="head_roles",
@@ -198,10 +202,7 @@ def importance(
     return Heads(
         f"{subject.title}: {_counted(count, batches)}, "
         f"ablated heads pass on {_PASSED[ablation_value]}",
-        tuple(
-            Layer.of_model(x.kind, x.layer, i, x.names)
-            for i, x in enumerate(parts_of(subject, first))
-        ),
+        layers_of(parts_of(subject, first)),
         columns,
         subject.step,
         _NOTES if count > 1 else _ALONE,
@@ -223,7 +224,7 @@ def _counted(count: int, given: Sequence[Any] | None) -> str:
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
 
-def chosen(name: str, wanted: Sequence[int] | None, count: int) -> list[int]:
+def chosen(name: str, wanted: Sequence[Any] | None, count: int) -> list[int]:
     """Checks and lists the wanted layers or heads of `count`; None means all."""
     if wanted is None:
         return list(range(count))
@@ -241,15 +242,15 @@ def chosen_layers(
     Layers are indices, addresses ("cross.0"; "3" if there is one kind), or kinds
     ("cross") for all layers of a kind; None means all.
     """
-    if wanted is None:
-        return chosen("layers", None, len(parts))
-    result: list[Any] = []
+    if wanted is None or not wanted:
+        return chosen("layers", wanted, len(parts))
+    result: list[int] = []
     addresses = [part.address for part in parts]
     for layer in wanted:
         indices = [i for i, part in enumerate(parts) if part.kind == layer]
-        if not indices and isinstance(layer, str):
-            with checks.user_mistakes():
+        with checks.user_mistakes():
+            if not indices and isinstance(layer, str):
                 checks.choice("a layer", layer.strip(), addresses)
-            indices = [addresses.index(layer.strip())]
-        result += indices or [layer]
-    return chosen("layers", result, len(parts))
+                indices = [addresses.index(layer.strip())]
+            result += indices or [part_index(parts, layer, "layers")]
+    return result

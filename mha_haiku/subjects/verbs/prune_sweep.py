@@ -19,23 +19,18 @@ from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import computation
-from mha_haiku.subjects.subject import Part, Subject, has_task, parts_of, verb
+from mha_haiku.subjects.subject import RunSubject, Subject, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
 from mha_haiku.training import tasks
 
-_METRICS = (
-    "drift",
-    "exact_match",
-    "accuracy",
-    "loss",
-)  # the first that a run has is drawn
+_METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
 _TIMED_SECONDS = 1.0
 
 
 class Point(NamedTuple):
     """A pruned model."""
 
-    layers: Sequence[models.LayerHeads | Part]  # with the heads that are left
+    layers: Sequence[models.LayerHeads]  # with the heads that are left
     metrics: dict[str, float]  # see `held_out`
     parameters: int
     # Of the forward pass: the median of runs that alternate with the whole model's.
@@ -66,7 +61,7 @@ class Pruned(Result):
     """Pruned models of falling size."""
 
     title: str  # the model and the order
-    smallest: Subject
+    smallest: RunSubject
     points: list[Point]  # the whole model, and pruned ones of falling size
     # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
@@ -157,7 +152,7 @@ def sweep(
     metric_drop: float | None = None,
     order: str = "ablation",
     ablation_value: str = "zero",
-    examples: Any = pruned_models.EXAMPLES,
+    examples: int = pruned_models.EXAMPLES,
     baseline: str | None = None,
     sizes: int = 12,
 ) -> Pruned:
@@ -172,8 +167,7 @@ def sweep(
         drift.
       order: Order of removal: greedy, random, or a measure.
       ablation_value: Output of ablated heads: zero, mean, resample.
-      examples: Number of held-out examples that determine the order; or examples of
-        a wrapped model, which also measure its metric and its speed.
+      examples: Number of held-out examples that determine the order.
       baseline: Another order to compare with in a sweep: random.
       sizes: Number of models of a sweep, at most, next to the whole one.
     """
@@ -183,7 +177,7 @@ def sweep(
             checks.choice("baseline", baseline, pruned_models.ORDERS)
         checks.positive_integer("sizes", sizes)
     found = pruned_models.shrunk(subject, "sweep", sizes, *how)
-    measured = points(found, examples=examples)
+    measured = points(found)
     count = len(pruned_models.all_heads(found[0]))
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
@@ -192,37 +186,26 @@ def sweep(
         found[0], baseline, ablation_value=ablation_value, examples=examples
     )
     values = pruned_models.ablated_in_order(
-        found[0], other, [point.kept for point in measured], examples
+        found[0], other, [point.kept for point in measured]
     )
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(
-    subjects: Sequence[Any], names: Sequence[str] = (), examples: Any = None
-) -> list[Point]:
-    """Measures metrics, size and speed of subjects, the whole one first.
-
-    Wrapped ones are measured on `examples`.
-    """
-    batches = None
-    if not has_task(subjects[0]):
-        batches = computation.batches_of(subjects[0], examples)
+def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
+    """Measures metrics, size and speed of subjects, the whole one first."""
     whole = vectors = None
     result = []
     for i, pruned in enumerate(
         subjects[0].progress(subjects, name="pruned models", unit="model")
     ):
         if whole is None:  # here, where the bar shows
-            whole = _Timed(subjects[0], batches)
-            vectors = None if batches else quality.vectors_of(subjects[0])
-        timed = _Timed(pruned, batches)
+            whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
+        timed = _Timed(pruned)
         before, after = _alternating(whole, timed)
         result.append(
             Point(
-                layers=parts_of(pruned, batches and batches[0]),
-                metrics=quality.metrics(pruned, examples=batches)
-                if batches
-                else quality.held_out(pruned, vectors),
+                layers=models.heads_of_layers(pruned.config.model),
+                metrics=quality.held_out(pruned, vectors),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
@@ -233,7 +216,7 @@ def points(
     return result
 
 
-def _names(layers: Sequence[models.LayerHeads | Part]) -> str:
+def _names(layers: Sequence[models.LayerHeads]) -> str:
     """Joins the names of heads, with ";" between layers and "|" between kinds."""
     by_kind = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
@@ -245,13 +228,9 @@ def _names(layers: Sequence[models.LayerHeads | Part]) -> str:
 class _Timed:
     """A compiled forward pass on a batch, its operations and its time."""
 
-    def __init__(self, subject: Any, batches: Sequence[tasks.Example] | None):
-        if batches is None:
-            size = subject.config.training.batch_size
-            example = computation.held_out(subject, range(size))
-        else:
-            example = batches[0]
-        self.size = len(example.inputs)
+    def __init__(self, subject: RunSubject):
+        self.size = subject.config.training.batch_size
+        example = computation.held_out(subject, range(self.size))
 
         @jax.jit
         def forward(params: Any, example: tasks.Example) -> jax.Array:

@@ -19,7 +19,6 @@ from mha_haiku.subjects.subject import (
     Subject,
     check_parameters,
     check_task,
-    refuse,
     verb,
 )
 from mha_haiku.subjects.verbs import quality
@@ -107,13 +106,6 @@ def _refuse_order(order: str, ablation_value: str) -> None:
             )
 
 
-def check_prunable(subject: RunSubject, verb_name: str) -> None:
-    """Raises ValueError, before any work, if no head can be removed."""
-    check_parameters(subject, verb_name)
-    if shared := models.shared_by_heads(subject.config.model):
-        refuse(subject, verb_name, f"has {shared}; ablate heads instead")
-
-
 @checks.user_mistakes()
 def shrunk(
     subject: Subject,
@@ -127,7 +119,7 @@ def shrunk(
 ) -> list[RunSubject]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
     subject = check_task(subject, verb_name)
-    check_prunable(subject, verb_name)
+    check_parameters(subject, verb_name)
     _check(keep, metric_drop, order, ablation_value, examples)
     for name, value in {"keep": keep, "metric_drop": metric_drop}.items():
         if value is not None:

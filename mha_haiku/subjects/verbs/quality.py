@@ -3,13 +3,14 @@
 N examples, D width of the vectors of sentences.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax
 import numpy as np
 
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computation
+from mha_haiku.subjects import computation, example_rows
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     RunSubject,
@@ -18,7 +19,8 @@ from mha_haiku.subjects.subject import (
     has_task,
     verb,
 )
-from mha_haiku.training import devices, evaluation, losses, tasks, train_step
+from mha_haiku.training import evaluation, losses, tasks, train_step
+from mha_haiku.training.tasks import own_data
 
 
 @verb
@@ -29,8 +31,7 @@ def metrics(
 
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
     the share of examples whose nearest other example stays the same. A wrapped model
-    has its metric, the loss that its module computes, or the loss of the targets, and
-    without targets no accuracy.
+    has its metric, the loss that its module computes, or the loss of the targets.
 
     Args:
       subject: The model.
@@ -38,30 +39,26 @@ def metrics(
       examples: Examples as in `importance`; default: a task's held-out ones, or all
         examples of a wrapped model.
     """
-    if not has_task(subject) or examples is not None:
-        default = subject.batches or EXAMPLES
-        return _on(subject, default if examples is None else examples)
-    vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
-    return held_out(subject, vectors)
-
-
-def _on(subject: Subject, examples: Any) -> dict[str, float]:
-    """Measures a subject on batches."""
+    if has_task(subject) and examples is None:
+        vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
+        return held_out(subject, vectors)
+    examples = (subject.batches or EXAMPLES) if examples is None else examples
     batches = computation.batches_of(subject, examples)
-    model, task = subject.model, subject.task or tasks.Wrapped
-    if not has_task(subject):
-        model = computation.with_loss(subject, next(iter(batches)))
+    if has_task(subject):
+        return _means(subject, batches)
+    model = computation.with_loss(subject, next(iter(batches)))
+    batches = map(own_data.with_weights, batches)
+    return _means(subject.replace(model=model, task=tasks.Wrapped), batches)
 
+
+def _means(subject: Any, batches: Iterable[tasks.Example]) -> dict[str, float]:
     @jax.jit
     def sums(params: Any, batch: tasks.Example) -> losses.Sums:
-        given: Any = model, task, params, None, batch
+        given = subject.model, subject.task, params, None, batch
         return train_step.loss_sums(*given, is_training=False)
 
-    if not (has_targets := any(np.any(batch.weights) for batch in batches)):
-        batches = [tasks.without_targets(batch) for batch in batches]
     parts = [sums(subject.params, batch) for batch in batches]
-    found = evaluation.means(jax.tree.map(lambda *x: sum(x), *parts))
-    return found if has_targets else {"loss": found["loss"]}
+    return evaluation.means(jax.tree.map(lambda *x: sum(x), *parts))
 
 
 def held_out(
@@ -82,17 +79,9 @@ def held_out(
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
     training = subject.config.training
-    placement = devices.Replicas(jax.local_devices()[:1])
-    program = evaluation.make_evaluation(
-        subject.model,
-        subject.task,
-        num_examples=training.evaluation_examples,
-        batch_size=training.batch_size,
-        placement=placement,
-    )
-    params, data = placement.put((subject.params, subject.task.held_out_data))
-    sums = program(params, data, np.uint32(subject.config.seed))
-    return evaluation.means(placement.fetch(sums))
+    count = training.evaluation_examples
+    batches = computation.Batches(subject, count, training.batch_size)
+    return _means(subject, example_rows.first(list(batches), count))
 
 
 def vectors_of(subject: RunSubject) -> np.ndarray | None:

@@ -10,7 +10,7 @@ import numpy as np
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import answers, conversion
-from mha_haiku.subjects.subject import Subject, verb
+from mha_haiku.subjects.subject import Subject, parts_of, verb
 from mha_haiku.subjects.verbs import values
 
 
@@ -50,4 +50,5 @@ def rollout(
         f"{subject.title}: rollout from position {np.ravel(rows)[0]}",
         tuple(tokens[0][i] for i in places),
         np.asarray(shares)[:, 0, 0, places],
+        tuple(part.layer for part in parts_of(subject, batch)),
     )

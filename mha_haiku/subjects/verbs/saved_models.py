@@ -1,12 +1,10 @@
 """Saves a model: as a run to train further, or as a folder of weights."""
 
 import os
-from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import jax
-import optax
 
 from mha_haiku import interop
 from mha_haiku.core import checks
@@ -14,69 +12,10 @@ from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
     check_parameters,
-    has_task,
     refuse,
     verb,
 )
 from mha_haiku.training.runs import folders, loop
-
-
-@verb
-def train(
-    subject: Subject,
-    workdir: str | os.PathLike,
-    *,
-    steps: int | None = None,
-    examples: Any = None,
-    optimizer: str | Mapping | optax.GradientTransformation | None = None,
-    loss: Callable | None = None,
-    freeze: str = "",
-    batch_size: int = 8,
-) -> Subject:
-    """Trains further, as a run in a new folder; the same call resumes it.
-
-    A wrapped function or module trains in training mode, and gets a key for dropout.
-    Its loss is `loss`, else the metric of `mh.wrap`, else what the module computes from
-    labels, else the cross-entropy of labels or of next tokens. A tenth of the examples,
-    at least one, is held out, and becomes the examples of the result.
-
-    Args:
-      subject: The model.
-      workdir: The run's folder.
-      steps: Number of steps. Of a wrapped model None opens or resumes its run.
-      examples: Of a wrapped model: texts, tokens, pairs, mappings with `labels`, or an
-        iterable of these; default: those of `mh.wrap`.
-      optimizer: Name or fields of `config.optimizer`, or an optimizer of optax, which
-        is passed again to resume. Defaults to the run's, or to adamw at 1e-4.
-      loss: From logits and a batch to a number per example, for a wrapped model.
-      freeze: Patterns of names of modules or parameters that are not trained, with
-        commas between, such as "model.embed_tokens,*bias".
-      batch_size: Examples of a step of a wrapped model.
-
-    Raises:
-      ValueError: If the model has edits, or there are no examples or targets.
-      ConfigError: If the folder holds another run, or none and `steps` is missing.
-    """
-    check_parameters(subject, "train")
-    if not has_task(subject):
-        from mha_haiku.subjects.verbs import wrapped_runs
-
-        how = {"optimizer": optimizer, "loss": loss, "freeze": freeze}
-        how |= {"steps": steps, "examples": examples, "batch_size": batch_size}
-        return wrapped_runs.train(subject, workdir, **how)
-    if steps is None or examples is not None or loss is not None or batch_size != 8:
-        why = (
-            "has a task: its run needs steps, and takes no examples, loss or batch_size"
-        )
-        refuse(subject, "train", why)
-    changes: dict[str, Any] = {"frozen": freeze} if freeze else {}
-    if isinstance(optimizer, Mapping):
-        changes |= optimizer
-    elif optimizer is not None:
-        changes["name"] = optimizer if isinstance(optimizer, str) else "optax"
-    subject = subject.replace(config=subject.config.replace(optimizer=changes))
-    own = None if isinstance(optimizer, str | Mapping) else optimizer
-    return Subject.of_folder(save_run(subject, workdir, steps=steps, optimizer=own))
 
 
 @verb

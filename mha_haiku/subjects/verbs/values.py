@@ -9,12 +9,13 @@ import numpy as np
 
 from mha_haiku.core import checks, display
 from mha_haiku.core import sites as all_sites
+from mha_haiku.interop import torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
-from mha_haiku.subjects import answers
+from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
-from mha_haiku.subjects.subject import Subject, refuse, verb
+from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
 
 
 @verb
@@ -78,6 +79,27 @@ def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
 
 
 @verb
+def check(subject: Subject, inputs: Any = None) -> torch_modules.Certificate:
+    """Compares a PyTorch module with its trace, whatever the size of the inputs.
+
+    Outputs, gradients and, per layer, weights times values and heads. Verbs do so by
+    themselves once for each kind of inputs, up to a size that the answer says. Inputs
+    default to the first of the examples, or to eight tokens.
+
+    Raises:
+      ValueError: If they differ, unless the module was wrapped by `check=False`; or the
+        subject is no PyTorch module.
+    """
+    if subject.certifier is None:
+        refuse(subject, "check", "is no PyTorch module")
+    if inputs is not None:
+        batch = given.batch_of(subject.replace(certifier=None), inputs)[0]
+    else:
+        batch = [*(subject.batches or ()), example_rows.some_tokens(subject.codec)][0]
+    return given.compared_with_torch(subject, batch, always=True)
+
+
+@verb
 def lens(subject: Subject, inputs: Any) -> answers.Lens:
     """Reads the model's answers to a text as if each layer were the last.
 
@@ -97,7 +119,9 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
     known = () if is_pooled else given.labels(subject, batch)[0]
     (tokens,) = known or [("",) * len(found[0])]
     tokens = tokens[-len(found[0]) :]  # a model may answer only at the end
-    return answers.Lens(tokens, texts, chances.max(-1), found)
+    layers = tuple(part.layer for part in parts_of(subject, batch))
+    layers = layers if len(layers) == len(found) - 1 else ()
+    return answers.Lens(tokens, texts, chances.max(-1), found, layers)
 
 
 @verb

@@ -1,12 +1,13 @@
-"""Training of a wrapped function or module, as a run of the usual loop.
+"""Training of runs, and of a wrapped function or module by the same loop.
 
-Its parameters are a dictionary by name. The folder has the examples, but not the
-function: the same call on the same subject resumes the run.
+The folder of the latter has the examples, but not the function: the same call on the
+same subject resumes the run.
 """
 
 import dataclasses
+import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,182 +15,152 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from mha_haiku.core import checks, models, outputs, sites
-from mha_haiku.core.checks import ConfigError
+from mha_haiku.core import checks, models, outputs
 from mha_haiku.lab import heads, maps
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import computation, example_rows
-from mha_haiku.subjects.subject import Subject, refuse
+from mha_haiku.subjects.subject import (
+    Subject,
+    check_parameters,
+    has_task,
+    merged,
+    refuse,
+    verb,
+)
 from mha_haiku.subjects.verbs import saved_models, values
 from mha_haiku.training import tasks, train_step
 from mha_haiku.training.runs import checkpoints, configuration, folders
 
-Optimizer = str | Mapping[str, Any] | optax.GradientTransformation
-
-BATCH_SIZE = 8  # unless a user says otherwise
 _BATCHES = 8  # held-out ones that are evaluated, at most
+_SAVED = 4  # held-out examples whose maps are saved
 
 
+@verb
 def train(
     subject: Subject,
     workdir: str | os.PathLike,
     *,
-    steps: int | None = None,
+    steps: int,
     examples: Any = None,
-    optimizer: Optimizer | None = None,
+    optimizer: optax.GradientTransformation | None = None,
     loss: heads.Metric | None = None,
     freeze: str = "",
-    batch_size: int = BATCH_SIZE,
+    batch_size: int | None = None,
 ) -> Subject:
-    """Trains a wrapped subject as `saved_models.train` says."""
+    """Trains further, as a run in a new folder; the same call resumes it.
+
+    A wrapped function or module trains in training mode, with a key for dropout. A
+    tenth of the examples, at least one, is held out: the examples of the result.
+
+    Args:
+      subject: The model.
+      workdir: The run's folder.
+      steps: Number of steps.
+      examples: Of a wrapped model, or an iterable of them. Defaults to its own.
+      optimizer: An optimizer of optax. Defaults to the run's, or to adamw at 1e-4.
+      loss: From logits and a batch to a number per example. Defaults to the metric of
+        `mh.wrap`, what a module computes itself, or the cross-entropy of the targets.
+      freeze: Patterns of names of modules or parameters that are not trained, with
+        commas between, such as "model.embed_tokens,*bias".
+      batch_size: Examples of a step of a wrapped model. Defaults to 8.
+
+    Raises:
+      ValueError: If the model has edits, or there are no examples or targets.
+      ConfigError: If the folder holds another run.
+    """
+    check_parameters(subject, "train")
+    fields = {"name": "optax"} if optimizer else {}
+    fields |= {"frozen": freeze} if freeze else {}
+    if has_task(subject):
+        if any(x is not None for x in (examples, loss, batch_size)):
+            why = "has a task: it takes no examples, loss or batch_size"
+            refuse(subject, "train", why)
+        run = subject.replace(config=subject.config.replace(optimizer=fields))
+        saved = saved_models.save_run(run, workdir, steps=steps, optimizer=optimizer)
+        return Subject.of_folder(saved)
+    metric = loss or subject.metric
+    begun = begin(subject.replace(metric=metric), examples, batch_size or 8, fields)
+    size = begun.config.training.batch_size
+    used = jax.devices()[: math.gcd(size, len(jax.devices()))]
+    options = {"model": begun.model, "optimizer": optimizer, "devices": used}
+    saved_models.save_run(begun, workdir, steps=steps, **options)
     folder = folders.Folder(checks.as_path(workdir))
-    config, task = folders.read_config(folder), None
-    if config is not None and config.task.name != tasks.WRAPPED:
-        raise ConfigError(f"{folder.root} holds another run; choose another folder.")
-    how = {"optimizer": optimizer, "freeze": freeze, "batch_size": batch_size}
-    if steps is None and (config is None or examples is not None or freeze):
-        why = (
-            "as the folder holds no run" if config is None else "with examples, freeze"
-        )
-        raise ConfigError(f"steps must be set {why}: {folder.root}.")
-    if steps is None:
-        kept = tasks.Kept(**(folders.read_kept(folder) or {}))
-        task = configuration.make_task(config, kept)
-    begun = begin(subject, examples, loss, task, steps=steps, **how)
-    config = begun.config if steps is not None else config
-    begun, size = begun.replace(config=config), config.training.batch_size
-    count = next(x for x in range(len(jax.devices()), 0, -1) if size % x == 0)
-    saved_models.save_run(
-        begun,
-        workdir,
-        steps=config.training.steps,
-        model=begun.model,
-        optimizer=None if isinstance(optimizer, str | Mapping) else optimizer,
-        devices=jax.devices()[:count],
-    )
     stored = checkpoints.read(folder.checkpoints)
     abstract = train_step.Parameters(np.int32(0), begun.params)
-    fields = [f".{x}" for x in train_step.Parameters._fields]
-    state = checkpoints.restored(stored.arrays(fields), abstract)
+    arrays = stored.arrays([f".{x}" for x in abstract._fields])
+    params = jax.tree.map(jnp.asarray, checkpoints.restored(arrays, abstract).params)
     held_out = begun.task.held_out_data
-    if "accuracy" not in begun.task.metrics:
-        held_out = held_out._replace(weights=0 * held_out.weights)
     starts = range(0, len(held_out.inputs), size)
     result = subject.replace(
-        params=merged(subject.params, jax.tree.map(jnp.asarray, state.params)),
+        params=merged(subject.params, params),
         step=stored.step,
         folder=folder,
         batches=[example_rows.taken(held_out, slice(i, i + size)) for i in starts],
     )
-    _save_maps(result, folder, config.attention.examples)
+    _save_maps(result, folder)
     return result
 
 
 def begin(
-    subject: Subject,
-    examples: Any,
-    loss: heads.Metric | None = None,
-    task: tasks.Task | None = None,
-    *,
-    steps: int | None,
-    **how: Any,
+    subject: Subject, examples: Any, batch_size: int, fields: Mapping[str, Any]
 ) -> Any:
-    """Makes the subject of a run: parameters by name, a task and a config.
+    """Makes the subject of a run: a task of the examples, and parameters to train.
 
-    Integers and booleans stay in the model. A task is made of examples, if it is None.
+    Integers, and what a module does not train, stay in the model. `fields` are of
+    `config.optimizer`.
     """
-    task = task or _task_of(subject, examples, loss)
-    first = example_rows.taken(task.train_data, slice(1))
-    whole = computation.with_loss(subject, first, loss)
-    pairs = zip(names_of(subject.params), jax.tree.leaves(subject.params), strict=True)
-    params = {x: y for x, y in pairs if jnp.issubdtype(y.dtype, jnp.floating)}
+    if examples is None and (subject.batches is None or subject.folder is not None):
+        refuse(subject, "train", "has no examples to train on; give examples=")
+    examples = subject.batches if examples is None else examples
+    batches = computation.batches_of(subject, examples)
+    whole, fills = computation.with_loss(subject, batches[0]), False
+    if len({np.shape(x.inputs)[1:] for x in batches}) > 1:
+        fills = subject.codec.knows_lengths
+        if fills:
+            batches = list(map(_with_lengths, batches))
+        elif computation.is_of_loss(subject):
+            # Of a causal function, what comes after a text changes nothing.
+            fills = computation.targets_of(subject, batches[0]) == "the next token"
+    batch = example_rows.joined(batches, fills=fills)
+
+    def trained(path: tuple, x: jax.Array) -> jax.Array | None:
+        name = jax.tree_util.keystr(path, simple=True, separator=".")
+        is_trained = jnp.issubdtype(x.dtype, jnp.floating)
+        return x if is_trained and name not in subject.codec.fixed else None
 
     def apply(params: Any, rng: Any, inputs: Any, **options: Any) -> models.Output:
         return whole.apply(merged(subject.params, params), rng, inputs, **options)
 
+    params = jax.tree_util.tree_map_with_path(trained, subject.params)
     model = whole._replace(init=lambda *_, **__: params, apply=apply)
-    fixed = [name for name in subject.fixed if name in params]
-    config = steps and _config_of(task, fixed, steps, **how)
-    new = {"params": params, "model": model, "batches": [first]}
-    return subject.replace(config=config, task=task, **new)
-
-
-def _task_of(
-    subject: Subject, examples: Any, loss: heads.Metric | None
-) -> tasks.Wrapped:
-    if examples is None and (subject.batches is None or subject.folder is not None):
-        why = "has no examples to train on; give examples="
-        refuse(subject, "train", why)
-    given = subject.batches if examples is None else examples
-    batches = computation.batches_of(subject, given)
-    has_lengths, first = subject.codec.knows_lengths, batches[0]
-    are_targets = computation.with_loss(subject, first, loss).loss is None
-    what = computation.targets_of(subject, first) if are_targets else ""
-    if has_lengths or what == "the next token":
-        # Of a causal function, what comes after a text changes nothing.
-        batches = example_rows.padded(batches, with_lengths=has_lengths)
-    return tasks.from_batch(example_rows.joined(batches), subject.name)
-
-
-def _config_of(
-    task: tasks.Task,
-    fixed: Sequence[str],
-    steps: int,
-    *,
-    batch_size: int = BATCH_SIZE,
-    optimizer: Optimizer | None = None,
-    freeze: str = "",
-) -> configuration.RunConfig:
-    fields: dict[str, Any] = dict(learning_rate=1e-4, warmup_steps=10)
-    if isinstance(optimizer, Mapping):
-        fields |= optimizer
-    elif optimizer is not None:
-        fields["name"] = optimizer if isinstance(optimizer, str) else "optax"
-    fields["frozen"] = ",".join(filter(None, [freeze, *fixed]))
-    with checks.user_mistakes():
-        checks.positive_integer("batch_size", batch_size)
-    batches = -(-len(task.held_out_data.inputs) // batch_size)
-    return configuration.default_config(task).replace(
-        optimizer=fields,
-        training=dict(
-            steps=steps,
-            batch_size=batch_size,
-            steps_per_dispatch=10,
-            report_every=10,
-            evaluate_every=50,
-            evaluation_examples=batch_size * min(batches, _BATCHES),
-            checkpoint_every=50,
-        ),
-        attention=dict(examples=4),
+    task = tasks.Wrapped.of_batch(batch, subject.name)
+    count = -(-len(task.held_out_data.inputs) // batch_size)
+    size = {"evaluation_examples": batch_size * min(count, _BATCHES)}
+    config = configuration.default_config(task).replace(
+        optimizer={"learning_rate": 1e-4, "warmup_steps": 10, **fields},
+        training={"batch_size": batch_size, **size},
     )
+    return subject.replace(params=params, model=model, task=task, config=config)
 
 
-def edited(subject: Subject, edits: Any) -> Subject:
-    """Makes edits a part of the function, so that it can be trained further."""
-    model = subject.model
-    return subject.replace(model=model._replace(apply=sites.edit(model.apply, edits)))
+def _with_lengths(batch: tasks.Example) -> tasks.Example:
+    """Sets lengths, so that padding can be added."""
+    for side in ("", "decoder_"):
+        inputs = getattr(batch, f"{side}inputs")
+        if inputs is not None and f"{side}attention_mask" not in (batch.others or {}):
+            counted = np.asarray(model_runs.counted(inputs.shape[1], batch, side))
+            lengths = counted.sum(1, dtype=np.int32)
+            batch = batch._replace(**{f"{side}lengths": lengths})
+    return batch
 
 
-def names_of(params: Any) -> list[str]:
-    """Names the arrays of a tree by their paths, with points between the parts."""
-    paths = [path for path, _ in jax.tree.leaves_with_path(params)]
-    return [jax.tree_util.keystr(path, simple=True, separator=".") for path in paths]
-
-
-def merged(params: Any, trained: Mapping[str, Any]) -> Any:
-    """Replaces the arrays of a tree that have a name in `trained`."""
-    names, leaves = names_of(params), jax.tree.leaves(params)
-    leaves = [trained.get(x, y) for x, y in zip(names, leaves, strict=True)]
-    return jax.tree.unflatten(jax.tree.structure(params), leaves)
-
-
-def _save_maps(subject: Subject, folder: folders.Folder, count: int) -> None:
+def _save_maps(subject: Subject, folder: folders.Folder) -> None:
     """Writes the maps of some held-out examples, for the page of the folder."""
     assert subject.batches is not None
-    batch = example_rows.taken(subject.batches[0], slice(count))
+    batch = example_rows.taken(subject.batches[0], slice(_SAVED))
     if model_runs.parts(subject.model, subject.params, batch):
         name = f"{subject.name}, step {subject.step}"
-        shown = maps.map_set(values.maps(subject, batch), name=name)
+        found = maps.map_set(values.maps(subject, batch), name=name)
         outputs.claim(folder.attention, ["maps.npz"])
-        path = folder.attention / "maps.npz"
-        dataclasses.replace(shown, step=subject.step).save(path)
+        found = dataclasses.replace(found, step=subject.step)
+        found.save(folder.attention / "maps.npz")

@@ -26,12 +26,7 @@ _PARTS = fields.integer(1, 2**20)
 _IDLE = ("init_from", "devices.data", "training.tensorboard", "training.samples")
 _IDLE += ("training.non_finite", "training.max_skips", "model.rematerialize")
 _IDLE += ("training.timeline_every",)
-_NEUTRAL = {
-    "training.seeds": 1,
-    "model.embedding.image": None,
-    "model.attention.differential": False,
-    "model.attention.temperature": 1.0,
-}
+_NEUTRAL = {"training.seeds": 1} | {f"model.{x}": y for x, y in models.GONE.items()}
 
 
 class TrainingConfig(Section, path="config.training"):
@@ -61,10 +56,10 @@ class SavedMapsConfig(Section, path="config.attention"):
     pooled_size: int = field(
         128, "rows and columns of a pooled map", fields.integer(1, 2**14)
     )
-    snapshots: int = field(
+    record_every: int = field(
         0,
-        "reports at which maps of the same examples are saved; 0 for none",
-        fields.integer(0, 2**10),
+        "steps between records of what heads do; 0 for none",
+        fields.integer(0, 2**31 - 1),
     )
 
 
@@ -123,11 +118,10 @@ class RunConfig(Section, path="config"):
         return super().replace(**changes)
 
     def to_json(self) -> dict[str, Any]:
-        """Returns all values; without a model where the run's is not described."""
+        """Returns all values; without a model that they do not describe."""
         values = super().to_json()
-        if self.task.name == tasks.WRAPPED:
-            del values["model"]
-        return values
+        is_wrapped = self.task.name == tasks.Wrapped.name
+        return {x: y for x, y in values.items() if x != "model" or not is_wrapped}
 
 
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:

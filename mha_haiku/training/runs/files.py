@@ -1,4 +1,4 @@
-"""Files of a run: written whole or not at all, logs, links, and the lock of a folder.
+"""Files of a run: written whole or not at all, logs, and the lock of a folder.
 
 A log has a JSON object per line. It is only appended to and truncated, never rewritten,
 so that a kill loses no line. Of several processes only the first writes.
@@ -7,7 +7,6 @@ so that a kill loses no line. Of several processes only the first writes.
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import logging
 import os
@@ -45,21 +44,12 @@ def read_json(path: Path) -> dict[str, Any] | None:
     return arrays.read_json(path) if os.path.lexists(path) else None
 
 
-def sha256_of(contents: Mapping[str, Any]) -> str:
-    """Computes the sha256 of the content of a JSON file."""
-    text = json.dumps(contents, sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()
-
-
 def read_lines(path: Path) -> list[dict[str, Any]]:
-    """Reads the records of a log, in order; warns of damaged lines, and omits them."""
-    records = []
-    for number, line in enumerate(_lines(path), start=1):
-        if (record := _record(line)) is None:
-            _logger.warning(f"{path} is damaged at line {number}, which is left out.")
-        else:
-            records.append(record)
-    return records
+    """Reads the records of a log, in order; ConfigError if a line is damaged."""
+    try:
+        return list(map(json.loads, _lines(path)))
+    except ValueError as error:
+        raise ConfigError(f"{path} is damaged: {error}.") from None
 
 
 class LineWriter(contextlib.AbstractContextManager):
@@ -69,11 +59,10 @@ class LineWriter(contextlib.AbstractContextManager):
         """Opens or creates the log; cuts off records of a "step" after `last_step`."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = checks.regular_file(path).open("ab", buffering=0)
+            self._file = path.open("ab", buffering=0)
             end = 0
             for line in _lines(path):
-                step = (_record(line) or {}).get("step", -1)
-                if last_step is not None and step > last_step:
+                if last_step is not None and json.loads(line)["step"] > last_step:
                     break
                 end += len(line)
             self._file.truncate(end)  # and a line that a kill has cut off
@@ -126,54 +115,18 @@ def locked(path: Path) -> Iterator[None]:
         yield
 
 
-def check_links(root: Path) -> None:
-    """Raises ConfigError if a link in a folder leaves it: others would be written."""
-    inside = root.resolve()
-    for folder, folders, files in os.walk(root):
-        for name in (*folders, *files):
-            path = Path(folder, name)
-            if path.is_symlink() and not path.resolve().is_relative_to(inside):
-                raise ConfigError(
-                    f"{path} is a link that leaves the run's folder, to "
-                    f"{path.resolve()}.\nReplace it by what it links to."
-                )
-
-
-def make_folder(name: str, path: str | os.PathLike) -> Path:
-    """Makes a folder if it is missing; ConfigError if files cannot be written there."""
-    root = checks.as_path(path)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-        if not os.access(root, os.W_OK | os.X_OK):
-            raise OSError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise ConfigError(
-            f"{name} {root} cannot be written: {error.strerror}."
-        ) from None
-    return root
-
-
-@contextlib.contextmanager
-def not_left_empty(path: str | os.PathLike) -> Iterator[None]:
-    """Removes on exit the folders that were made while entered and are empty."""
-    root = checks.as_path(path)
-    missing = [each for each in (root, *root.parents) if not os.path.lexists(each)]
-    try:
-        yield
-    finally:
-        for each in missing:
-            with contextlib.suppress(OSError):  # it holds something
-                each.rmdir()
-
-
 def check_writable(name: str, path: str | os.PathLike) -> None:
-    """Raises the errors of `make_folder` on all processes, and leaves no folder."""
+    """Calls `check_writable_here` on the first process; all raise what it raises."""
+    cluster.first_does(lambda: check_writable_here(name, path))
 
-    def check() -> None:
-        with not_left_empty(path):
-            make_folder(name, path)
 
-    cluster.first_does(check)
+def check_writable_here(name: str, path: str | os.PathLike) -> None:
+    """Raises ConfigError unless files can be written to a folder, missing or not."""
+    root = checks.as_path(path).absolute()
+    above = next(each for each in (root, *root.parents) if os.path.lexists(each))
+    if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+        code = errno.EACCES if above.is_dir() else errno.ENOTDIR
+        raise ConfigError(f"{name} {root} cannot be written: {os.strerror(code)}.")
 
 
 def beside(workdir: str | os.PathLike, suffix: str) -> Path:
@@ -185,20 +138,10 @@ def beside(workdir: str | os.PathLike, suffix: str) -> Path:
 def _lines(path: Path) -> list[bytes]:
     """Reads the whole lines of a log; a kill leaves the beginning of another."""
     try:
-        content = checks.whole_file(path)
+        content = path.read_bytes()
     except FileNotFoundError:
         return []
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
     lines = content.splitlines(keepends=True)
     return [line for line in lines if line.endswith(b"\n")]
-
-
-def _record(line: bytes) -> dict[str, Any] | None:
-    """Parses a line; None if it is damaged."""
-    try:
-        record = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    is_record = isinstance(record, dict) and type(record.get("step", 0)) is int
-    return record if is_record else None

@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import io
 import os
 import platform
 import shutil
@@ -38,7 +37,6 @@ class Folder(NamedTuple):
     metrics = _path("metrics.jsonl")
     checkpoints = _path("checkpoints")
     attention = _path("attention")
-    snapshots = _path("attention/snapshots")
     heads = _path("heads")
     summary = _path("summary.json")
 
@@ -89,25 +87,28 @@ def held(folder: Folder) -> Iterator[configuration.RunConfig | None]:
     if it is in use, cannot be written, or holds other files and no run.
     """
     root, log = folder.root, folder.metrics
-    with files.not_left_empty(root):
-        files.make_folder("workdir", root)
-        if not os.path.lexists(folder.config):
-            names = [name for name in os.listdir(root) if name[0] != "."]
-            if names == [log.name] and not log.is_symlink() and not log.stat().st_size:
-                names = []  # what a killed start leaves
-            if names:
-                raise ConfigError(
-                    f"workdir {root} holds no run, but {checks.listed(names, 4)}.\n"
-                    "Take another folder, or an empty one."
-                )
-        read_config(folder)  # its mistakes, and links, before the log is opened
-        with files.locked(log):
-            try:
-                yield read_config(folder)
-            finally:
-                if not folder.config.exists():
-                    shutil.rmtree(folder.checkpoints, ignore_errors=True)
-                    log.unlink()
+    files.check_writable_here("workdir", root)
+    if not folder.config.exists() and root.exists():
+        names = [name for name in os.listdir(root) if name[0] != "."]
+        if names == [log.name] and not log.stat().st_size:
+            names = []  # what a killed start leaves
+        if names:
+            raise ConfigError(
+                f"workdir {root} holds no run, but {checks.listed(names, 4)}.\n"
+                "Take another folder, or an empty one."
+            )
+    read_config(folder)  # its mistakes, before the log is opened
+    missing = [each for each in (root, *root.parents) if not each.exists()]
+    root.mkdir(parents=True, exist_ok=True)
+    with files.locked(log):
+        try:
+            yield read_config(folder)
+        finally:
+            if not folder.config.exists():
+                shutil.rmtree(folder.checkpoints, ignore_errors=True)
+                log.unlink()
+                for each in missing:
+                    each.rmdir()
 
 
 def load_run(
@@ -142,11 +143,10 @@ def load_run(
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
             )
-        if config.task.name == tasks.WRAPPED:
+        if config.task.name == tasks.Wrapped.name:
             raise ConfigError(
-                f"The run in {folder.root} trained {config.task.of}, which a folder "
-                "cannot make again.\nWrap it, and call "
-                f"mh.wrap(...).train({str(workdir)!r}) to resume or open the run."
+                f"The run in {folder.root} trained {config.task.of}, which it cannot "
+                "make again.\nThe same call of train, on the wrapped model, opens it."
             )
         stored = checkpoints.read(folder.checkpoints, step)
         return {
@@ -170,13 +170,11 @@ def load_run(
 def read_kept(folder: Folder, *, with_data: bool = True) -> dict[str, Any] | None:
     """Reads the fields of the `tasks.Kept` that a run has stored, or None."""
     saved = _read_saved(folder) or {}
-    content = _verified(folder.tokenizer, saved.get("tokenizer_sha256"))
-    # What is not UTF-8 becomes what no tokenizer accepts.
-    tokenizer, data = (content or b"").decode(errors="surrogateescape"), None
-    if with_data:
-        data = _verified(folder.data, saved.get("data_sha256"))
-    if data is not None:
-        data = arrays.read_npz(io.BytesIO(data), str(folder.data))
+    tokenizer, data = "", None
+    if folder.tokenizer.exists():
+        tokenizer = checks.text_of(folder.tokenizer, folder.tokenizer)
+    if with_data and folder.data.exists():
+        data = arrays.read_npz(folder.data)
     if not tokenizer and data is None:
         return None
     return {"tokenizer": tokenizer, "text": saved.get("text"), "arrays": data}
@@ -237,19 +235,6 @@ def read_config(
     )
 
 
-def _verified(path: Path, sha256: str | None) -> bytes | None:
-    """Reads a file and checks its sha256; returns None if it has none."""
-    if sha256 is None:
-        return None
-    try:
-        content = checks.whole_file(path)
-    except OSError as error:
-        raise ConfigError(f"{path} cannot be read: {error.strerror}.") from None
-    if hashlib.sha256(content).hexdigest() != sha256:
-        raise ConfigError(f"{path} is not as it was written.")
-    return content
-
-
 def changed_task(folder: Folder) -> str | None:
     """Returns a message if the file of the run's task has changed, else None."""
     saved = _read_saved(folder) or {}
@@ -278,18 +263,11 @@ def write_config(
     kept = (None if task is None else task.keep()) or tasks.Kept()
     if start_sha256 is None:
         start_sha256 = start_of(folder)
-    tokenizer, data = kept.tokenizer.encode(), b""
-    if kept.arrays is not None:
-        file = io.BytesIO()
-        np.savez(file, **kept.arrays)  # pyright: ignore[reportArgumentType]
-        data = file.getvalue()
     contents = {
         "form": _FORM,
         "config": config.to_json(),
         "seed": config.seed,
         "text": kept.text,
-        "tokenizer_sha256": _sha256(tokenizer),
-        "data_sha256": _sha256(data),
         "task_sha256": tasks.digest(config.task.name),
         "start_sha256": start_sha256,
         "versions": {
@@ -301,10 +279,11 @@ def write_config(
         "git_commit": _git_commit(),
         "devices": [f"{device.device_kind} {device.id}" for device in used],
     }
-    files.write_json(folder.config, contents | {"sha256": files.sha256_of(contents)})
-    for path, content in ((folder.tokenizer, tokenizer), (folder.data, data)):
-        if content:
-            files.write(path, content)
+    files.write_json(folder.config, contents)
+    if kept.tokenizer:
+        files.write(folder.tokenizer, kept.tokenizer)
+    if (data := kept.arrays) is not None:
+        files.write(folder.data, lambda file: np.savez(file, **data))  # pyright: ignore[reportArgumentType]
 
 
 def check_free(workdir: str | os.PathLike) -> None:
@@ -336,21 +315,14 @@ def write_run(
 
 
 def _read_saved(folder: Folder) -> dict[str, Any] | None:
-    """Reads and verifies config.json, or None without one; see `files.check_links`."""
-    files.check_links(folder.root)
+    """Reads config.json, or None without one."""
     saved = files.read_json(folder.config)
     if saved is None:
         return None
-    digest = saved.pop("sha256", None)
-    if digest != files.sha256_of(saved):
-        raise ConfigError(
-            f"{folder.config} is not as it was written: its sha256 differs.\n"
-            "Put back a copy of it, or take another workdir."
-        )
     if saved.get("form") != _FORM:
         raise ConfigError(
-            f"The run in {folder.root} has the form {saved.get('form')!r} of a newer "
-            f"mha_haiku; this one reads {_FORM}."
+            f"{folder.config} has the form {saved.get('form')!r} of a newer mha_haiku; "
+            f"this one reads {_FORM}."
         )
     return saved
 
@@ -366,11 +338,6 @@ def digest_of(params: Any) -> str:
     for leaf in jax.tree.leaves(params):
         digest.update(np.asarray(leaf).tobytes())
     return digest.hexdigest()
-
-
-def _sha256(content: bytes) -> str | None:
-    """Computes the sha256 of a file's content, None if there is no such file."""
-    return hashlib.sha256(content).hexdigest() if content else None
 
 
 def _git_commit() -> str | None:

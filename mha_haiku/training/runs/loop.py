@@ -67,10 +67,6 @@ class Observer:
     ) -> None:
         """Called before the first `look`, with the step at which the run starts."""
 
-    def wants(self, step: int) -> bool:
-        """Returns whether `look` is called at a due step; the same in all processes."""
-        return True
-
     def look(self, step: int, params: Any) -> None:
         """Called on the first process, with host arrays."""
         if self._look is not None:
@@ -145,9 +141,9 @@ def train(
         if model is None:
             configuration.validate_for_task(config, task)
         progress.say(f"{task.name}: compiling")
-        state = {name: content[name] for name in ("arrays", "window")}
-        state |= {"model": model, "optimizer": optimizer}
-        trainer = trainers.Trainer(config, task, placement, **state)
+        given: Any = {"model": model, "optimizer": optimizer}
+        given["arrays"] = content["arrays"]
+        trainer = trainers.Trainer(config, task, placement, **given)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
         observers = [observer for observer in observers if observer.every]
@@ -195,7 +191,7 @@ def _read(
     if saved is not None:
         is_changed = _is_changed(folder, saved, config, override, latest)
     content: dict[str, Any] = {"config": config.to_json(), "step": latest}
-    content |= dict.fromkeys(["summary", "arrays", "window", "kept"]) | {"report": {}}
+    content |= dict.fromkeys(["summary", "arrays", "kept"]) | {"report": {}}
     ended = files.read_json(folder.summary)
     if ended and not is_changed and set(ended) == set(Summary._fields):
         if ended["steps"] == latest == steps and not ended["interrupted"]:
@@ -213,7 +209,6 @@ def _read(
     is_replaced = override and kept is not None and kept.arrays is not None
     return content | {
         "arrays": newest.arrays(),
-        "window": dict(newest.window),
         "report": before[-1] if before else {},
         "kept": folders.read_kept(folder, with_data=not is_replaced),
     }
@@ -325,9 +320,14 @@ class _Record:
         for observer in observers:
             observer.look(self._trainer.step, params)
 
-    def save(self, state: Any, **options: Any) -> None:
+    def save(self, state: Any, held_out_loss: float | None) -> None:
         self._log.sync()  # the metrics of a summary, if a kill comes before it
-        checkpoints.save(self._folder.checkpoints, self._trainer.step, state, **options)
+        checkpoints.save(
+            self._folder.checkpoints,
+            self._trainer.step,
+            state,
+            held_out_loss=held_out_loss,
+        )
 
     def end(self, summary: Summary) -> None:
         files.write_json(self._folder.summary, summary._asdict())
@@ -367,10 +367,8 @@ def _take_steps(
             )
 
     def save() -> int:
-        options: dict[str, Any] = {"held_out_loss": metrics.get("held_out_loss")}
-        if trainer.window.numbers["steps"]:  # between reports: sums for the next
-            options = {"window": trainer.window.numbers}
-        record.save(trainer.placement.fetch(trainer.state), **options)
+        loss = None if trainer.window else metrics.get("held_out_loss")
+        record.save(trainer.placement.fetch(trainer.state), loss)
         return trainer.step
 
     while trainer.step < training.steps:
@@ -401,7 +399,7 @@ def _look(
 ) -> None:
     """Calls the observers that are due, on the first process."""
     step, training = trainer.step, trainer.config.training
-    due = [x for x in observers if _is_due(step, x.every, training) and x.wants(step)]
+    due = [x for x in observers if _is_due(step, x.every, training)]
     if due:  # a collective: all processes must take part
         record.look(due, trainer.placement.fetch(trainer.state.params))
 

@@ -2,18 +2,16 @@
 
 import math
 import time
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import numpy as np
 import optax
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import models
 from mha_haiku.training import (
     devices,
     evaluation,
-    losses,
     optimizers,
     tasks,
     train_step,
@@ -28,50 +26,31 @@ class NonFiniteLossError(ArithmeticError):
     """The loss or its gradient became infinite or NaN; the last checkpoint is good."""
 
 
-class Window:
-    """Sums over the steps since the last report.
+def averages(
+    window: Sequence[tuple[train_step.Report, float]], batch_size: int
+) -> dict[str, float]:
+    """Averages over the steps of dispatches, given with the seconds of each.
 
-    The steps are added one by one in float64, so the bits depend neither on the
-    division into dispatches nor on interruptions.
+    The last gradient's norm is among them; {} without steps.
     """
-
-    def __init__(self, numbers: Mapping[str, float] | None = None):
-        """Continues from the `numbers` of another window, or opens a new one."""
-        self.numbers = dict(numbers or {"steps": 0, "seconds": 0.0})
-
-    def add(self, report: train_step.Report, seconds: float) -> None:
-        numbers = self.numbers
-        numbers["steps"] += len(report.gradient_norm)
-        numbers["seconds"] += seconds
-        for name, values in report.sums._asdict().items():
-            if values is not None:
-                total = numbers.get(name, 0.0)
-                for value in values.tolist():  # `sum` may be more precise
-                    total += value
-                numbers[name] = total
-        numbers["gradient_norm"] = float(report.gradient_norm[-1])
-
-    def metrics(self, batch_size: int) -> dict[str, float]:
-        """Averages over the steps, with the last gradient's norm; {} without steps."""
-        numbers = self.numbers
-        if not numbers["steps"]:
-            return {}
-        names = [name for name in losses.Sums._fields if name in numbers]
-        sums: dict[str, Any] = {name: numbers[name] for name in names}
-        means = evaluation.means(losses.Sums(**sums))
-        rate = numbers["steps"] * batch_size / numbers["seconds"]
-        return {
-            **means,
-            "gradient_norm": numbers["gradient_norm"],
-            "examples_per_second": rate,
-        }
+    if not window:
+        return {}
+    reports, seconds = zip(*window, strict=True)
+    steps = jax.tree.map(lambda *x: np.concatenate(x), *reports)
+    # The bits of a sum over all steps do not depend on the dispatches.
+    sums = jax.tree.map(lambda x: float(x.sum(dtype=np.float64)), steps.sums)
+    return {
+        **evaluation.means(sums),
+        "gradient_norm": float(steps.gradient_norm[-1]),
+        "examples_per_second": len(steps.finite) * batch_size / sum(seconds),
+    }
 
 
 class Trainer:
     """Takes steps and evaluates; `loop.py` decides when.
 
-    It starts from the arrays of a checkpoint, or else from the seed, and continues the
-    sums of `window`. A model and an optimizer that a config cannot describe are passed.
+    It starts from the arrays of a checkpoint, or else from the seed. A model and an
+    optimizer that a config cannot describe are passed.
     """
 
     def __init__(
@@ -81,7 +60,6 @@ class Trainer:
         placement: devices.Placement,
         *,
         arrays: checkpoints.Arrays | None = None,
-        window: Mapping[str, float] | None = None,
         model: models.Model | None = None,
         optimizer: optax.GradientTransformation | None = None,
     ):
@@ -116,12 +94,6 @@ class Trainer:
 
         abstract = jax.eval_shape(initial, self.seed)
         self.num_params = sum(x.size for x in jax.tree.leaves(abstract.params))
-        size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(abstract))
-        if size > (memory := checks.memory() * jax.process_count()):
-            raise checks.ConfigError(
-                f"config.model must fit into {memory / 2**30:.3g} GiB of memory; its "
-                f"parameters and the optimizer's state take {size / 2**30:.3g} GiB."
-            )
         if arrays is not None:
             has_state = any(name.startswith(".optimizer_state") for name in arrays)
             kind = train_step.TrainState if has_state else train_step.Parameters
@@ -143,7 +115,8 @@ class Trainer:
             self.state.params, self._held_out_data, self.seed
         ).compile()
         self.step = int(placement.fetch(self.state.step))
-        self.window = Window(window)
+        # The dispatches since the last report, with the seconds of each.
+        self.window: list[tuple[train_step.Report, float]] = []
         self.failure = ""  # says what is not finite
         # Of a dispatch, so that an interruption is noticed in time.
         self.affordable_steps = 1
@@ -166,7 +139,7 @@ class Trainer:
         taken = self.step - first
         self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
         report = jax.tree.map(lambda x: x[:taken], report)
-        self.window.add(report, seconds)
+        self.window.append((report, seconds))
         if not report.finite[-1]:
             what = "gradient" if math.isfinite(report.sums.loss[-1]) else "loss"
             self.failure = f"The {what} is not finite at step {self.step}"
@@ -176,8 +149,8 @@ class Trainer:
 
         Opens a new window. `failure` says so if the held-out loss is not finite.
         """
-        metrics = self.window.metrics(self.config.training.batch_size)
-        self.window = Window()
+        metrics = averages(self.window, self.config.training.batch_size)
+        self.window.clear()
         if is_evaluated:
             sums = self._evaluation(self.state.params, self._held_out_data, self.seed)
             means = evaluation.means(self.placement.fetch(sums))
@@ -185,8 +158,6 @@ class Trainer:
                 self.failure = f"The held-out loss is not finite at step {self.step}"
                 return metrics
             metrics |= {f"held_out_{name}": value for name, value in means.items()}
-        if "accuracy" not in self.task.metrics:
-            metrics = {x: y for x, y in metrics.items() if not x.endswith("accuracy")}
         return metrics
 
     def learning_rate(self) -> float | None:

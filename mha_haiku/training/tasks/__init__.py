@@ -13,14 +13,7 @@ from mha_haiku.training.tasks import (
     uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
-from mha_haiku.training.tasks.own_data import (
-    WRAPPED,
-    Wrapped,
-    from_arrays,
-    from_batch,
-    from_examples,
-    without_targets,
-)
+from mha_haiku.training.tasks.own_data import Wrapped, from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
     check,
     digest,
@@ -31,14 +24,12 @@ __all__ = [
     "Example",
     "Kept",
     "Task",
-    "WRAPPED",
     "Wrapped",
     "batch",
     "check",
     "digest",
     "executes",
     "from_arrays",
-    "from_batch",
     "from_examples",
     "from_file",
     "from_text",
@@ -48,7 +39,6 @@ __all__ = [
     "of_name",
     "options",
     "register",
-    "without_targets",
 ]
 
 _TASKS = {

@@ -5,11 +5,11 @@ keeps the data in its folder, so that it is read and resumed like any other.
 """
 
 import dataclasses
-import functools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -24,7 +24,6 @@ from mha_haiku.training.tasks import (
 
 _PLACES = "places"
 _OTHERS = "others."
-WRAPPED = "wrapped"  # the task of a run whose model is not described
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -110,14 +109,6 @@ class Labels(Arrays):
     name: ClassVar[str] = "labels"
     labels_whole: ClassVar[bool] = True
 
-    def _parts(self) -> tuple[base.Example, base.Example]:
-        if self._kept.tokenizer:
-            raise checks.ConfigError(
-                "labels of texts are stored in another form than by mha_haiku 0.2.\n"
-                "Make the run anew: mh.train(mh.tasks.from_examples(...), workdir)."
-            )
-        return super()._parts()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
@@ -139,85 +130,45 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Wrapped(_Held):
-    """Examples of a wrapped function or module, which the run's folder does not hold.
+class Wrapped(Arrays):
+    """Examples of a wrapped function or module, whose loss is the only metric."""
 
-    Metric: the loss that trains it, and the accuracy if there are targets. Baseline:
-    see `DataTask.baseline`.
-    """
-
-    name: ClassVar[str] = WRAPPED
+    name: ClassVar[str] = "wrapped"
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    baseline: ClassVar[dict[str, float]] = {}
     of: str = fields.field("", "the function or module that is trained")
-    sequence_length: int = fields.field(1, "positions of an example", sampling.count(1))
-    num_tokens = None
 
-    @property
-    def metrics(self) -> tuple[str, ...]:  # pyright: ignore[reportIncompatibleVariableOverride]
-        return ("loss", "accuracy") if "targets" in self._arrays else ("loss",)
+    @classmethod
+    def of_batch(cls, batch: base.Example, of: str) -> "Wrapped":
+        """Makes the task; equal inputs are in the same part, at least one held out.
 
-    @property
-    def num_classes(self) -> int:
-        return int(self._arrays["targets"].max()) + 1
+        ValueError if an input has no axis of examples.
+        """
+        batch = jax.tree.map(np.asarray, with_weights(batch))
+        for name, x in (batch.others or {}).items():
+            if x.shape[:1] != (len(batch.inputs),):
+                raise ValueError(f"{name} must be [B, ...], got shape {x.shape}.")
+        places = [sampling.place(row.tobytes()) for row in batch.inputs]
+        _, ranks = np.unique(places, return_inverse=True)
+        size = {"sequence_length": batch.inputs.shape[1]}
+        return _task(cls, batch, ranks / (ranks.max() + 1), 0.1, of=of, **size)
 
     @property
     def _data(self) -> base.Example:
-        found = dict(self._arrays)
-        del found[_PLACES]
-        others = {x: found.pop(x) for x in list(found) if x.startswith(_OTHERS)}
-        named = {name.removeprefix(_OTHERS): x for name, x in others.items()}
-        found |= {"others": named or None}
-        if "targets" in found:
-            return base.Example(**found)
-        return without_targets(base.Example(targets=(), weights=(), **found))
-
-    @staticmethod
-    def correct(logits: Any, example: base.Example) -> Any:
-        if logits.shape[:-1] != example.targets.shape:  # there are no classes
-            return jnp.zeros(example.targets.shape, bool)
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32) == example.targets
-
-    def _counts(self, part: base.Example) -> np.ndarray:
-        classes, weights = part.targets.ravel(), part.weights.ravel()
-        return np.bincount(classes, weights, minlength=self.num_classes)
-
-    @functools.cached_property
-    def baseline(self) -> dict[str, float]:
-        return super().baseline if "targets" in self._arrays else {}
+        arrays = self._arrays.items()
+        others = {x.removeprefix(_OTHERS): y for x, y in arrays if _OTHERS in x}
+        return super()._data._replace(others=others or None)
 
 
 TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs, Wrapped)}
 
 
-def without_targets(batch: base.Example) -> base.Example:
-    """Makes one target of each example of a batch count, for a loss without targets."""
-    count = len(batch.inputs)
-    weights = np.ones(count, np.float32)
-    return batch._replace(targets=np.zeros(count, np.int32), weights=weights)
-
-
-def from_batch(batch: base.Example, of: str, held_out_fraction: float = 0.1) -> Wrapped:
-    """Makes the task to train a wrapped model, named by `of`, on a batch of examples.
-
-    Equal inputs are in the same part, and at least one example is held out.
-    """
-    given = batch._asdict() | {
-        f"{_OTHERS}{name}": x for name, x in (batch.others or {}).items()
-    }
-    del given["others"]
-    arrays = {name: np.asarray(x) for name, x in given.items() if x is not None}
-    if not arrays["weights"].any():
-        del arrays["targets"], arrays["weights"]
-    places = [sampling.place(row.tobytes()) for row in arrays["inputs"]]
-    _, ranks = np.unique(places, return_inverse=True)
-    arrays[_PLACES] = ranks / (ranks.max() + 1)
-    kept = base.Kept(arrays=arrays)
-    return Wrapped(
-        kept=kept,
-        of=of,
-        sequence_length=batch.inputs.shape[1],
-        held_out_fraction=held_out_fraction,
-        sha256=base.digest(kept),
-    )
+def with_weights(batch: base.Example) -> base.Example:
+    """Makes each example count, if a batch has no targets, for another loss."""
+    if np.any(batch.weights):
+        return batch
+    targets = np.zeros(len(batch.inputs), np.int32)
+    return batch._replace(targets=targets, weights=1 + targets.astype(np.float32))
 
 
 def from_arrays(
@@ -367,12 +318,14 @@ def from_examples(
 def _task(
     kind: type[_Held],
     data: base.Example | sequence_to_sequence.Pairs,
-    places: list[float],
+    places: Sequence[float] | np.ndarray,
     held_out_fraction: float,
     stored: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
+    others = arrays.pop("others", {}).items()
+    arrays |= {f"{_OTHERS}{name}": x for name, x in others}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
     options |= {"held_out_fraction": held_out_fraction, "sha256": base.digest(kept)}

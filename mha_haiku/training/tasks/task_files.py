@@ -214,11 +214,10 @@ def _faults_of_values(task: Task) -> list[str]:
 def _read(name: str) -> bytes:
     file = name.rpartition(":")[0]
     try:
-        return checks.whole_file(file)
-    except (OSError, ValueError) as error:  # a null byte in the name
-        why = getattr(error, "strerror", None) or error
+        return pathlib.Path(file).read_bytes()
+    except OSError as error:
         raise checks.ConfigError(
-            f"config.task.name: {file!r} cannot be read: {why}.\n"
+            f"config.task.name: {file!r} cannot be read: {error.strerror}.\n"
             f"It is looked for from the working directory, {pathlib.Path.cwd()}."
         ) from error
 

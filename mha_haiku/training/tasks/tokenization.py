@@ -17,7 +17,7 @@ from mha_haiku.core import checks
 
 _NUM_BYTES = 256
 _UNKNOWN = "\N{REPLACEMENT CHARACTER}"
-MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
+_MASKS = ("[MASK]", "<mask>")  # what tokenizers call the token that hides another
 # What they call the token that ends a text, the commonest first.
 _ENDS = ("<|endoftext|>", "</s>", "<eos>", "<|end_of_text|>", "<|im_end|>")
 _BYTE = re.compile("<0x([0-9A-F]{2})>")  # a token for a byte that no other has
@@ -183,7 +183,7 @@ class Pretrained(Tokenizer):
 
     @functools.cached_property
     def mask(self) -> int | None:
-        return self._first_of(MASKS)
+        return self._first_of(_MASKS)
 
     def _first_of(self, texts: Sequence[str]) -> int | None:
         tokens = (self._ids.get(text, self.num_tokens) for text in texts)
@@ -311,9 +311,6 @@ def from_json(text: str | dict[str, Any]) -> Tokenizer:
         contents = json.loads(text) if isinstance(text, str) else text
         if "characters" in contents:
             return Characters(contents["characters"])
-        if "pretrained" not in contents:
-            # Of mha_haiku 0.2, whose byte pairs were cut into lines apart.
-            return Pretrained(_by_lines(contents))
         return Pretrained(
             json.dumps(contents["pretrained"]),
             contents["least_tokens"],

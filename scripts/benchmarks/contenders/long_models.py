@@ -18,9 +18,11 @@ def prepare(use: str, length: int, model: str) -> worker.Program:
 
     Args:
       use: "logits", "statistics" or "gates" (the gradient of importance) of a wrapped
-        model; "sdpa", "eager" or "weights" (all weights) by PyTorch; "page" of SmolLM2;
-        "by_hand" (12 heads in JAX), its program with "blocks" or "whole", or how long
-        either is traced, "trace_blocks" and "trace_whole".
+        model; "compared_maps", "alone_logits" and so on: of a model that is wrapped in
+        each round, and compared with PyTorch or not; "sdpa", "eager" or "weights" (all
+        weights) by PyTorch; "page" of SmolLM2; "by_hand" (12 heads in JAX), its program
+        with "blocks" or "whole", or how long either is traced, "trace_blocks" and
+        "trace_whole".
       model: A name of `causal_models.SIZES`.
     """
     if use == "by_hand":
@@ -30,6 +32,14 @@ def prepare(use: str, length: int, model: str) -> worker.Program:
     tokens = causal_models.tokens(model, 1, length)
     if use == "page":
         return _page(pretrained_models.tokens("smollm2", 1, length)[0])
+    if use.startswith(("compared", "alone")):
+        network = causal_models.of_transformers(model, length, "sdpa")
+        comparison, verb = use.split("_")
+        return _program(
+            lambda: getattr(mh.wrap(network, check=comparison == "compared"), verb)(
+                tokens
+            )
+        )._replace(warm_up=0)
     if use in ("sdpa", "eager", "weights"):
         return _by_torch(model, tokens, use)
     network = causal_models.of_transformers(model, length, "eager")

@@ -1,5 +1,6 @@
 """mha_haiku: its training step, and its attention module."""
 
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,7 +34,19 @@ def prepare(
     module = hk.without_apply_rng(hk.transform(apply))
     x = jax_programs.normal(0, (1, 1, shape.width))
     params = jax.jit(module.init)(jax.random.key(0), x)
-    return jax_programs.attention(params, module.apply, shape, case=case, calls=size)
+    if case != "monitored":
+        options = {"case": case, "calls": size}
+        return jax_programs.attention(params, module.apply, shape, **options)
+    step = jax.jit(jax_programs.forward_and_backward(module.apply))
+    step = mh.monitor(step, every=size, out=tempfile.mkdtemp())
+    x = jax_programs.normal(0, (shape.batch, shape.length, shape.width))
+
+    def run():
+        for _ in range(size):
+            jax.block_until_ready(step(x, params, x))
+
+    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    return worker.Program(run, units=size, facts={"parameters": count})
 
 
 def _training(config, steps) -> worker.Program:

@@ -165,27 +165,6 @@ def test_map_passes_through_scan(arrays):
     np.testing.assert_allclose(total, weights.sum(0), rtol=5e-6, atol=1e-6)
 
 
-def test_map_can_be_differentiated_through(inputs):
-    """The derivative of a softmax, p_s (1[s = j] - p_j), times the key."""
-    query, key, value = inputs
-    direction = np.random.default_rng(1).normal(size=query.shape).astype(np.float32)
-
-    def weights_of(query):
-        mask = masks.padding(LENGTHS)
-        # Forward-mode differentiation is what this implementation is there for.
-        found = attend(query, key, value, mask=mask, implementation="formula")
-        return found[1].weights()
-
-    weights, change = jax.jit(lambda q, d: jax.jvp(weights_of, [q], [d]))(
-        query, direction
-    )
-    slope = np.einsum("bthk,bshk->bhts", direction, np.repeat(key, H // G, 2))
-    slope = slope / np.sqrt(K)
-    expected = weights * (slope - (weights * slope).sum(-1, keepdims=True))
-    np.testing.assert_allclose(change, expected, rtol=1e-4, atol=2e-6)
-    assert np.abs(expected).max() > 0.1
-
-
 @pytest.mark.slow
 def test_an_empty_map_can_be_observed(arrays):
     mask = masks.causal() & masks.padding([0, 0])

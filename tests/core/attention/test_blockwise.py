@@ -18,7 +18,6 @@ from mha_haiku.core.attention import (
     dot_product,
 )
 from mha_haiku.core.attention.tiled import sweep
-from mha_haiku.core.masks import relative
 from tests import everyday, jaxprs
 from tests.core.attention.rated_score import Rated
 
@@ -211,41 +210,6 @@ def test_tiles_have_one_size_and_the_last_overlaps():
         *[(0, 0, False), (0, 4, False), (0, 5, True)],
         *[(2, 0, False), (2, 4, False), (2, 5, True)],
     ]
-
-
-MASKS_OF_RANGES = [
-    masks.full(),
-    masks.window(None, 2),
-    relative.Band(None, -3),
-    masks.window(2, 1),
-    masks.padding(np.asarray(5)),
-    masks.padding(np.asarray(5), np.asarray(3)),
-    masks.segments(
-        np.asarray([0, 0, 1, 1, 1, 2, 2, 2]), np.asarray([2, 0, 0, 0, 1, 1, 1, 1, 1])
-    ),
-    masks.segments(np.asarray([5]), np.asarray([5, 5, 5, 4, 4, 5, 5, 5, 5])),
-    masks.causal() | masks.padding(np.asarray(4)),
-    ~masks.causal(),
-    masks.causal() & masks.where(lambda t, s: (t - s) % 2 == 1),
-]
-
-
-@pytest.mark.parametrize("mask", MASKS_OF_RANGES)
-@pytest.mark.parametrize("is_traced", [False, True])
-def test_ranges_of_keys_say_what_tiles_hold(mask, is_traced):
-    whole = np.asarray(mask.array(8, 9)).reshape(-1, 8, 9)
-
-    def ranges(mask, rows):
-        return mask.key_range(rows, (0, 9)), mask.open_range(rows, (0, 9))
-
-    if is_traced:
-        ranges = jax.jit(ranges)
-    for start, stop in [(0, 8), (0, 3), (3, 4), (4, 8), (7, 8)]:
-        (first, last), (opened, closed) = ranges(mask, (start, stop))
-        part = whole[:, start:stop]
-        outside = np.delete(part, np.arange(first, last), axis=-1)
-        assert not outside.any()
-        assert part[..., opened:closed].all()
 
 
 @pytest.mark.slow

@@ -125,20 +125,6 @@ def test_a_text_has_room_for_the_size_of_its_cache():
         cache.attend(*(x[:, :1] for x in (QUERY, KEY, VALUE)), weighting)
 
 
-@pytest.mark.parametrize(
-    ("lengths", "message"),
-    [
-        ([2, 5, 3], "lengths must be at most 4, got 5"),
-        ([2, 0, 3], "lengths must be at least 1, got 0"),
-    ],
-)
-def test_a_prompt_that_does_not_fit_is_refused(lengths, message):
-    prompt = attention.Prompt(jnp.array(lengths), 4)
-    weighting = attention.Weighting(masks.causal())
-    with pytest.raises(ValueError, match=message):
-        prompt.attend(*_prompt(QUERY, KEY, VALUE), weighting)
-
-
 def test_what_stands_in_unwritten_slots_changes_no_bit():
     *_, cache = _prefilled(masks.causal())
     is_free = np.arange(S) >= LENGTHS[:, None]
@@ -152,24 +138,3 @@ def test_what_stands_in_unwritten_slots_changes_no_bit():
         for each in (other, cache)
     )
     jax.tree.map(np.testing.assert_array_equal, found, wanted)
-
-
-@pytest.mark.parametrize(("latest", "read"), [(3, 40), (40, 40), (41, 160)])
-def test_slots_that_no_text_has_reached_are_not_read(latest, read):
-    slots, count = 160, np.array([latest, 1 + latest // 2])
-    query, key, value = np.random.default_rng(1).standard_normal((3, 2, slots, 1, K))
-    is_old = np.arange(slots) < count[:, None]
-    # NaN would reach the output, even with weights of 0.
-    filling = np.where(np.arange(slots) < read, 0, np.nan)
-    old_key, old_value = (
-        np.where(is_old[..., None, None], x, filling[:, None, None])
-        for x in (key, value)
-    )
-    cache = attention.Cache(
-        jnp.moveaxis(jnp.asarray(old_key), 1, -1), jnp.moveaxis(old_value, 1, 2)
-    )
-    options = masks.causal(), {}, None
-    values, *_ = _step(cache, query, key, value, count, *options)
-    whole, _ = attention.attend(*map(jnp.asarray, (query, key, value)), mask=options[0])
-    expected = np.take_along_axis(np.asarray(whole), count[:, None, None, None], 1)
-    np.testing.assert_allclose(values, expected, rtol=1e-5, atol=1e-6)

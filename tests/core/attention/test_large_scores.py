@@ -85,6 +85,7 @@ def _program(implementation, **options):
             "sums": found.row_sums(),
             "entropy": statistics.entropy,
             "largest": statistics.largest_weight,
+            "max_score": statistics.max_score,
             "top": found.top(2).weights,
             "outputs": found.outputs(),
             "gradients": gradients,
@@ -108,6 +109,8 @@ def test_weights_statistics_and_gradients_are_right_at_any_size(implementation, 
     expected = oracles.map_statistics(weights)
     close(found["entropy"], expected["entropy"])
     close(found["largest"], expected["largest_weight"])
+    scores = wanted.logsumexp + np.log(np.maximum(weights.max(-1), 1e-99))
+    close(found["max_score"], scores.max(-1))
     close(found["top"], -np.sort(-weights)[..., :2])
     # By hand: of the sum of all values, what a weight and a score are worth.
     values = np.asarray(arrays[2], np.float64).repeat(H // G, -2)

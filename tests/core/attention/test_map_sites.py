@@ -170,11 +170,13 @@ def test_edited_weights_keep_their_sign(implementation):
     pooled = found["map"].pooled(2, 2, **part)
     np.testing.assert_allclose(pooled, wanted[..., 1:3, 2:4], atol=1e-6)
     assert "rows sum to any amount" in repr(found["map"])
+    assert "of weights computed elsewhere" in repr(found["map"])
+    assert "DenseBias" not in repr(found["map"])
 
 
 @pytest.mark.slow
 def test_a_map_of_signed_weights_measures_them_as_they_are():
-    whole = map_sites.map_of_weights(SIGNED, value=VALUE, are_shares=False)
+    whole = map_sites.map_of_weights(SIGNED, value=VALUE)
     weights = np.asarray(SIGNED, np.float64)
 
     @jax.jit
@@ -204,7 +206,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
 @pytest.mark.slow
 def test_gradients_of_observations_reach_signed_weights_of_any_size():
     def total(weights):
-        whole = map_sites.map_of_weights(weights, are_shares=False)
+        whole = map_sites.map_of_weights(weights)
         moments = whole.statistics().squared_weights.sum() + whole.pooled(1, 1).sum()
         return moments + whole.apply(jnp.ones((B, S, 1, 1))).sum()
 

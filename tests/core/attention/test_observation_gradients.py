@@ -148,6 +148,11 @@ def stated(found, numbers):
 
     before = np.roll(KEY_TOKENS, 1, -1)[:, None, None]
     own = TOKENS[:, None, :, None]
+    scores = jnp.where(counts[..., None], found.scores(), -jnp.inf)
+    scores = scores.reshape(*scores.shape[:-2], -1)
+    # Not by max, whose gradient compares numbers that a program may round twice.
+    place = jax.lax.stop_gradient(scores).argmax(-1, keepdims=True)
+    largest = jnp.take_along_axis(scores, place, -1)[..., 0]
     received = weights.sum(-2)
     unseen = found.weighting.mask.unseen_keys(T, S)
     unseen = np.zeros((1, 1, S), bool) if unseen is None else unseen
@@ -161,6 +166,7 @@ def stated(found, numbers):
         "perplexity": mean(jnp.exp(entropy(weights))),
         "squared_weights": mean((weights**2).sum(-1)),
         "largest_weight": mean(weights.max(-1)),
+        "max_score": jnp.where(counts.any(-1), largest, 0),
         "distance": mean(mass(np.abs(t - s))),
         "rms_distance": root(mean(mass((t - s) ** 2))),
         "previous_position": mean(mass(s == t - 1)),

@@ -99,6 +99,7 @@ def test_statistics_equal_those_of_the_whole_matrix(found, request):
     unseen = found.weighting.mask.unseen_keys(T, S)
     unseen = np.zeros(S, bool) if unseen is None else np.asarray(unseen)
     unseen = np.broadcast_to(unseen, (B, 1, S) if unseen.ndim < 3 else unseen.shape)
+    asked["scores"] = np.asarray(found.scores(), np.float64)
     expected = oracles.map_statistics(weights, **asked, unseen=unseen)
     assert set(statistics) == set(expected)
     for name, values in expected.items():
@@ -113,19 +114,12 @@ def test_statistics_count_positions_from_the_first_query(arrays):
     weights = np.asarray(found.weights(), np.float64)
     assert weights[0, 0, 0, 3] > 0 and not weights[0, 0, 0, 4:].any()
     results = found.statistics(tokens=TOKENS, key_tokens=KEY_TOKENS)
-    given = {"tokens": TOKENS, "key_tokens": KEY_TOKENS}
+    given = {"tokens": TOKENS, "key_tokens": KEY_TOKENS, "scores": found.scores()}
     unseen = np.broadcast_to(np.arange(S) >= T + 3, (B, 1, S))
     expected = oracles.map_statistics(weights, query_offset=3, **given, unseen=unseen)
     for name, values in expected.items():
         found = results.received if name == "received" else results.values[name]
         np.testing.assert_allclose(found, values, 1e-5, 1e-5, err_msg=name)
-
-
-@pytest.mark.slow
-def test_pooled_map_equals_the_pooled_matrix(found):
-    found, weights = found
-    expected = oracles.pooled_map(weights, bin_edges(T, 7), bin_edges(S, 9))
-    np.testing.assert_allclose(found.pooled(7, 9), expected, 1e-5, 1e-6)
 
 
 PARTS = [
@@ -228,6 +222,7 @@ def test_statistics_by_hand():
         "perplexity": (2 + 2**1.5) / 2,
         "squared_weights": (1 / 2 + 3 / 8) / 2,
         "largest_weight": 1 / 2,
+        "max_score": log2,
         "distance": (1 / 2 + 3 / 4) / 2,
         "rms_distance": np.sqrt((1 / 2 + 3 / 4) / 2),
         "previous_position": (0 + 1 / 4) / 2,

@@ -16,6 +16,9 @@ MASKS = {
     "queries": masks.padding(jnp.array([9, 6]), jnp.array([7, 11])),
     "segments": masks.segments(jnp.arange(T)[None] // 4, jnp.arange(S)[None] // 4),
     "both": masks.window(None, 2) & ~masks.padding(jnp.array([2, 3])),
+    "union": masks.causal() | masks.padding(jnp.array([4, 0])),
+    "function": masks.causal() & masks.where(lambda t, s: (t - s) % 2 == 1),
+    "complement": ~masks.causal(),
     "array": masks.dense(np.random.default_rng(0).random((2, 3, T, S)) < 0.5),
 }
 

@@ -20,15 +20,6 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("name", KINDS)
-def test_mask_allows_what_its_definition_says(name):
-    mask, allows = KINDS[name]
-    expected = [[allows(t, s) for s in range(S)] for t in range(T)]
-    array = mask.array(T, S)
-    assert array.dtype == bool
-    np.testing.assert_array_equal(array, expected)
-
-
 @pytest.mark.parametrize("offset", [0, 2])
 @pytest.mark.parametrize("name", KINDS)
 def test_later_queries_are_asked_at_their_positions(name, offset):

@@ -16,8 +16,6 @@ from tests.tiny_models import (
     NUM_TOKENS,
     B,
     C,
-    D,
-    F,
     H,
     T,
     random_parameters,
@@ -171,47 +169,6 @@ def test_nan_in_padding_changes_no_bit_of_logits_or_gradients(fields, lengths):
     assert np.abs(wanted[0][1]).max() > 0
 
 
-def test_with_all_heads_ablated_no_position_feels_another():
-    inputs = _inputs("encoder")
-    other = inputs.copy()
-    other[:, 2] = (other[:, 2] + 1) % NUM_TOKENS
-    run = _run("encoder", "rotary")
-    ablated, _ = run(inputs, gates=np.zeros((1, H)))
-    changed, _ = run(other, gates=np.zeros((1, H)))
-    alike = np.arange(T) != 2
-    assert_equal(changed[:, alike], ablated[:, alike])
-    one_ablated, _ = run(inputs, gates=np.array([[1, 0, 1]]))
-    assert np.abs(one_ablated - run(inputs)[0]).max() > 1e-3
-
-
-def test_parameter_names_and_shapes():
-    model = _build(num_key_value_heads=1, qk_norm=True, activation="swiglu")
-    params = jax.eval_shape(model.init, jax.random.key(0), _inputs("encoder"))
-
-    def linear(inputs, outputs):
-        return {"w": (inputs, outputs), "b": (outputs,)}
-
-    norm = {"scale": (D,), "offset": (D,)}
-    layer = "encoder/layer_0"
-    assert jax.tree.map(lambda leaf: leaf.shape, params) == {
-        "embedding": {"embeddings": (NUM_TOKENS, D)},
-        "positions": {"positions": (8, D)},
-        f"{layer}/norm_1": norm,
-        f"{layer}/attention/query": linear(D, H * 4),
-        f"{layer}/attention/key": linear(D, 4),
-        f"{layer}/attention/value": linear(D, 4),
-        f"{layer}/attention/query_norm": {"scale": (4,)},
-        f"{layer}/attention/key_norm": {"scale": (4,)},
-        f"{layer}/attention/linear": linear(H * 4, D),
-        f"{layer}/norm_2": norm,
-        f"{layer}/feed_forward/hidden": linear(D, F),
-        f"{layer}/feed_forward/gate": linear(D, F),
-        f"{layer}/feed_forward/output": linear(F, D),
-        "encoder/norm": norm,
-        "logits": linear(D, C),
-    }
-
-
 @pytest.mark.slow
 def test_a_model_may_have_no_logits():
     tokens, whole, without = _inputs("encoder"), _build(), _build(output__logits=False)
@@ -303,35 +260,6 @@ def test_what_does_not_fit_the_inputs_is_refused():
     with pytest.raises(ValueError, match="positions for 4 tokens, got 5"):
         init(inputs, max_length=4)
     init(inputs, max_length=4, positions="rotary")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", everyday.some(FAMILIES, 1))
-def test_scanned_layers_are_looped_ones_with_stacked_parameters(family):
-    fields = {"family": family, "positions": "t5", "num_layers": 3}
-    inputs, lengths = _inputs(family), np.array([3, 4])
-    gates = np.random.default_rng(2).standard_normal((3, H)).astype(np.float32)
-    looped = _build(**fields)
-    params = _parameters(looped, inputs)
-
-    def run(model):
-        def loss(params):
-            apply = sites.edit(model.apply, heads.edits.gate(gates))
-            logits, maps, _ = apply(
-                params, None, inputs, lengths=lengths, is_training=False
-            )
-            counted = jnp.where(jnp.isfinite(logits), logits, 0)
-            return (counted**2).mean(), (logits, [each.weights() for each in maps])
-
-        return jax.jit(jax.grad(loss, has_aux=True))
-
-    wanted_gradient, wanted = run(looped)(params)
-    scanned = _build(**fields, scan_layers=True)
-    gradient, found = run(scanned)(models.stacked(params))
-    close = functools.partial(np.testing.assert_allclose, rtol=1e-4, atol=1e-5)
-    jax.tree.map(close, found, wanted)
-    jax.tree.map(close, models.unstacked(gradient), wanted_gradient)
-    assert [each.shape for each in found[1]] == [(B, H, T, T)] * 3
 
 
 @pytest.mark.parametrize("implementation", ["dense", "blockwise", "formula"])

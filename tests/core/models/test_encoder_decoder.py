@@ -201,11 +201,9 @@ def test_heads_have_names_of_their_kind():
     [
         ({"output__pool": "mean"}, "output.pool must be None for an encoder_decoder"),
         ({"output__logits": False}, "output.logits must be True for an encoder_dec"),
-        ({"feed_forward__parallel": True}, "feed_forward.parallel must be False"),
         ({"attention__num_heads": 0, "embedding__positions": "none"}, "at least 1"),
         ({"family": "causal"}, "decoder.num_layers must be None .* 'causal'"),
         ({"attention__kept_heads": [[0]]}, "each of the 5 attention parts .*, got 1"),
-        ({"attention__window": [1, 2]}, "each of the 3 layers, got 2"),
     ],
 )
 def test_what_does_not_fit_a_decoder_is_refused(fields, message):

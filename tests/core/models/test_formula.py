@@ -29,30 +29,15 @@ CLOSE = {"rtol": 2e-4, "atol": 3e-5}
 OPTIONS = {
     "defaults": {},
     "scale": {"attention__scale": 0.7},
-    "soft cap": {"attention__soft_cap": 1.5, "attention__scale": 2.0},
     "window back": {"attention__window": 2, "family": "causal"},
     "window both ways": {"attention__window": 1, "attention__qk_norm": True},
     "window of itself": {"attention__window": 0, "positions": "none"},
-    "learned sinks, soft cap": {
-        "attention__sinks": "learned",
-        "attention__soft_cap": 1.5,
-        "num_key_value_heads": 1,
-    },
+    "learned sinks": {"attention__sinks": "learned", "num_key_value_heads": 1},
     "sigmoid attention, gates by head": {
         "attention__score": "sigmoid",
         "attention__normalizer": "none",
         "attention__offset": -1.3,
         "attention__gate": "head",
-    },
-    "like OLMo 2": {
-        "family": "causal",
-        "embedding__positions": "rotary",
-        "attention__qk_norm": True,
-        "attention__qk_norm_over": "layer",
-        "attention__num_key_value_heads": 1,
-        "feed_forward__activation": "swiglu",
-        "norm__kind": "rms_norm",
-        "norm__position": "reordered",
     },
     "one sink": {"attention__sinks": 0.5},
     "no norm": {"norm__kind": "none"},
@@ -85,29 +70,16 @@ OPTIONS = {
         "family": "causal",
         "embedding__scale": 1.7,
         "embedding__positions": "rotary",
-        "embedding__frequencies": [[1.5, 0.3], [0.4, 0.01]],
+        "embedding__frequencies": [1.5, 0.0],
         "attention__num_key_value_heads": 1,
-        "attention__window": [1, None],
         "attention__qk_norm": True,
         "feed_forward__activation": "geglu_tanh",
         "norm__kind": "rms_norm",
         "norm__epsilon": 0.1,
-        "norm__position": "both",
         "output__tied": True,
         "output__with_bias": False,
-        "output__soft_cap": 0.8,
     },
-    "like GPT-NeoX": {
-        "family": "causal",
-        "embedding__positions": "rotary",
-        "embedding__frequencies": [0.7, 0.0],
-        "feed_forward__parallel": True,
-    },
-    "parallel, both norms": {
-        "feed_forward__parallel": True,
-        "feed_forward__activation": "gelu_tanh",
-        "norm__position": "both",
-    },
+    "gelu by tanh": {"feed_forward__activation": "gelu_tanh"},
     "like Llama": {
         "family": "causal",
         "embedding__positions": "rotary",
@@ -128,13 +100,12 @@ OPTIONS = {
         "norm__position": "post",
         "output__tied": True,
     },
-    "decoder, both norms, windows": {
+    "decoder, window": {
         "family": "encoder_decoder",
         "num_layers": 1,
         "decoder__num_layers": 2,
-        "norm__position": "both",
         "norm__kind": "rms_norm",
-        "attention__window": [1, 2, 1],
+        "attention__window": 1,
     },
     "decoder, grouped heads, rotary": {
         "family": "encoder_decoder",
@@ -160,11 +131,10 @@ OPTIONS = {
 }
 
 # What is changed site by site, and scanned too: each family, each position of the norm,
-# parallel parts, and weights that sum to no 1.
+# and weights that sum to no 1.
 CHANGED = [
     "like Llama",
     "like BERT",
-    "parallel, both norms",
     "sigmoid attention, gates by head",
     "decoder, grouped heads, rotary",
 ]

@@ -24,19 +24,14 @@ MODELS = {
         "attention__window": 3,
         "positions": "rotary",
     },
-    "windows that differ": {"attention__window": [2, None], "positions": "t5"},
     "window, alibi": {"attention__window": 2, "positions": "alibi"},
-    "soft cap, normed": {
-        "attention__soft_cap": 2.0,
+    "normed": {
         "attention__scale": 0.7,
         "qk_norm": True,
         "positions": "rotary",
         "norm__kind": "rms_norm",
-        "norm__position": "both",
-        "output__soft_cap": 3.0,
     },
-    "parallel, segments": {
-        "feed_forward__parallel": True,
+    "segments": {
         "embedding__segments": 3,
         "embedding__norm": True,
         "output__norm": True,
@@ -47,9 +42,9 @@ MODELS = {
         "attention__sinks": "learned",
         "attention__window": 3,
     },
-    "frequencies by layer": {
+    "frequencies": {
         "positions": "rotary",
-        "embedding__frequencies": [[1.0, 0.1, 0.0], [0.5, 0.2, 0.1]],
+        "embedding__frequencies": [1.0, 0.1, 0.0],
     },
     "pruned": {"kept_heads": [[0, 2, 3], []], "num_key_value_heads": 2},
     "no attention": {"num_heads": 0},

@@ -133,14 +133,6 @@ def test_is_training_has_no_default(module, normal):
             "num_heads must be .* got -1",
         ),
         (
-            lambda: _layer(0, parallel=True, norm_position="post"),
-            "parallel parts must both have a residual and a norm_position of pre or",
-        ),
-        (
-            lambda: _layer(0, parallel=True, attention_residual=False),
-            "parallel parts must both have a residual",
-        ),
-        (
             lambda: modules.Encoder(1, _layer, num_heads=2),
             "make_layer must be omitted .* both it and num_heads",
         ),

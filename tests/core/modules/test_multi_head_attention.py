@@ -62,22 +62,6 @@ def test_rotary_with_an_offset_gives_the_last_rows_of_the_whole(
 
 
 @pytest.mark.slow
-def test_dropout_is_off_by_default_and_leaves_the_map_clean(inputs, random_parameters):
-    model = _model()
-    params = random_parameters(model, *inputs)
-    plain = jax.jit(model.apply)(params, None, *inputs)
-    apply = jax.jit(functools.partial(model.apply, dropout_rate=0.5))
-    # A generator that compiles quickly.
-    keys = (jax.random.key(seed, impl="unsafe_rbg") for seed in range(2))
-    first, second = (apply(params, key, *inputs) for key in keys)
-    assert_close(first[1], plain[1])
-    assert np.abs(first[0] - plain[0]).max() > 1e-2
-    assert np.abs(first[0] - second[0]).max() > 1e-2
-    with pytest.raises(ValueError, match="PRNGKey"):
-        jax.eval_shape(apply, params, None, *inputs)
-
-
-@pytest.mark.slow
 def test_a_query_that_sees_nothing_gets_the_bias_alone(inputs, random_parameters):
     model = _model()
     params = random_parameters(model, *inputs)

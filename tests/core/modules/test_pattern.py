@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models
-from mha_haiku.core import checks
 
 D, H, K, V = 12, 4, 3, 5
 
@@ -33,16 +32,3 @@ def test_a_pruned_head_takes_its_sink_with_it():
     kept = pruned["encoder/layer_0/attention"]["sinks"]
     np.testing.assert_array_equal(kept, [1, 3])
     assert _output(smaller, pruned)[0].logits.shape == (2, 6, V)
-
-
-@pytest.mark.slow
-def test_norms_over_all_heads_cannot_lose_a_head():
-    config = _config(qk_norm=True, qk_norm_over="layer")
-    _, params = _output(config)
-    scale = params["encoder/layer_0/attention/query_norm"]["scale"]
-    assert scale.shape == (H * K,)
-    with pytest.raises(ValueError, match="qk_norm_over = 'layer'"):
-        heads.prune(params, config, [[0, 2]])
-    config = config.replace(attention=dict(kept_heads=[[0, 2]]))
-    with pytest.raises(checks.ConfigError, match="kept_heads must be None"):
-        models.check(config)

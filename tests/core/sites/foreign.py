@@ -189,16 +189,6 @@ def softmax_where_with_a_fully_masked_row():
 
 
 @_case
-def bias_of_relative_positions():
-    bias = np.random.default_rng(0).normal(size=(1, H, T, S)).astype(np.float32)
-
-    def attend(query, key, value):
-        return _values(jax.nn.softmax(_scores(query, key) + bias), value)
-
-    return _by_hand(attend, functools.partial(_softmax, bias=bias))
-
-
-@_case
 def soft_cap():
     def attend(query, key, value):
         return _values(jax.nn.softmax(2 * jnp.tanh(_scores(query, key) / 2)), value)
@@ -307,35 +297,6 @@ def sigmoid_by_hand():
 
 
 @_case
-def grouped_heads():
-    def attend(query, key, value):
-        query = query.reshape(B, T, G, H // G, K)
-        scores = jnp.einsum("btgrk,bsgk->bgrts", query, key) / np.sqrt(K)
-        values = jnp.einsum("bgrts,bsgv->btgrv", jax.nn.softmax(scores), value)
-        return values.reshape(B, T, H, V)
-
-    return _by_hand(attend, num_key_heads=G)
-
-
-@_case
-def one_key_head():
-    def attend(query, key, value):
-        scores = jnp.einsum("bthk,bsk->bhts", query, key[:, :, 0]) / np.sqrt(K)
-        weights = jax.nn.softmax(scores)
-        return jnp.einsum("bhts,bsv->bthv", weights, value[:, :, 0])
-
-    return _by_hand(attend, num_key_heads=1)
-
-
-@_case
-def vmapped_over_batch_and_heads():
-    def one(query, key, value):
-        return jax.nn.softmax(query @ key.T / np.sqrt(K)) @ value
-
-    return _by_hand(jax.vmap(jax.vmap(one, in_axes=1, out_axes=1)))
-
-
-@_case
 def summed_heads():
     case = _by_hand(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v))
 
@@ -395,24 +356,9 @@ def jax_nn_mask():
 
 
 @_case
-def jax_nn_bias():
-    bias = np.random.default_rng(0).normal(size=(B, H, T, S)).astype(np.float32)
-    return _jax_nn(functools.partial(_softmax, bias=bias), bias=jnp.asarray(bias))
-
-
-@_case
 def jax_nn_causal():
     allowed = np.tri(T, S, dtype=bool)
     return _jax_nn(functools.partial(_softmax, allowed=allowed), is_causal=True)
-
-
-@_case
-def jax_nn_local_window():
-    distance = np.arange(T)[:, None] - np.arange(S)
-    allowed = (distance <= 1) & (distance >= -2)
-    return _jax_nn(
-        functools.partial(_softmax, allowed=allowed), local_window_size=(1, 2)
-    )
 
 
 @_case
@@ -461,9 +407,9 @@ def _nnx(wrap=lambda function: function):
     module = flax.nnx.MultiHeadAttention(H, D, decode=False, rngs=flax.nnx.Rngs(0))
     graph, params = flax.nnx.split(module)
 
-    def function(params, x, y):
+    def function(params, *x):
         module = flax.nnx.merge(graph, params)
-        return wrap(lambda module, x, y: module(x, y))(module, x, y)
+        return wrap(lambda module, *x: module(*x))(module, *x)
 
     def changed(params, name, factor):
         return jax.tree.map_with_path(
@@ -499,8 +445,8 @@ def equinox_under_vmap():
     module = equinox.nn.MultiheadAttention(H, D, key=jax.random.key(0))
     params, static = equinox.partition(module, equinox.is_array)
 
-    def function(params, x, y):
-        return jax.vmap(equinox.combine(params, static))(x, y, y)
+    def function(params, x, y, z=None):
+        return jax.vmap(equinox.combine(params, static))(x, y, y if z is None else z)
 
     def changed(params, name, factor):
         return equinox.tree_at(
@@ -523,11 +469,11 @@ def equinox_under_vmap():
 
 
 def _haiku(wrap=lambda function: function):
-    def attend(x, y):
+    def attend(x, *y):  # keys and values of one input, or of two
         module = hk.MultiHeadAttention(
             H, K, value_size=V, model_size=D, w_init=hk.initializers.VarianceScaling()
         )
-        return wrap(lambda x, y: module(x, y, y))(x, y)
+        return wrap(lambda x, *y: module(x, y[0], y[-1]))(x, *y)
 
     model = hk.without_apply_rng(hk.transform(attend))
     params = model.init(jax.random.key(0), *Case.inputs)

@@ -1,10 +1,9 @@
 """Attention in functions of others is found, shown and changed; nothing else is."""
 
+import dataclasses
 import functools
 
 import chex
-import equinox
-import flax.linen
 import flax.nnx
 import haiku as hk
 import jax
@@ -156,51 +155,25 @@ _INPUTS = tuple(
 )
 
 
-def _of_linen():
-    module = flax.linen.MultiHeadDotProductAttention(H)
-    return module.apply, module.init(jax.random.key(0), *_INPUTS)
-
-
-def _of_nnx():
-    module = flax.nnx.MultiHeadAttention(H, D, decode=False, rngs=flax.nnx.Rngs(0))
-    graph, params = flax.nnx.split(module)
-    return lambda params, *x: flax.nnx.merge(graph, params)(*x), params
-
-
-def _of_haiku():
-    scale = hk.initializers.VarianceScaling()
-
-    def attend(*x):
-        return hk.MultiHeadAttention(H, 7, w_init=scale, model_size=D)(*x)
-
-    module = hk.without_apply_rng(hk.transform(attend))
-    return module.apply, module.init(jax.random.key(0), *_INPUTS)
-
-
-def _of_equinox():
-    module = equinox.nn.MultiheadAttention(H, D, key=jax.random.key(0))
-    return lambda module, *x: jax.vmap(module)(*x), module
-
-
 def _scanned_over_examples():
     """In a jitted function of one example, in the body of a scan."""
-    function, params = _of_haiku()
-    one = jax.jit(lambda params, *x: function(params, *x)[0])
+    case = CASES["haiku"]()
+    one = jax.jit(lambda params, *x: case.function(params, *x)[0])
 
     def scanned(params, *inputs):
         inputs = [x[:, None] for x in inputs]
         body = lambda carry, x: (carry, one(params, *x))  # noqa: E731
         return jax.lax.scan(body, 0, inputs)[1]
 
-    return scanned, params
+    return dataclasses.replace(case, function=scanned)
 
 
-_OF_THREE = [_of_linen, _of_nnx, _of_haiku, _of_equinox]
+_OF_THREE = [CASES[x] for x in ("linen", "nnx", "haiku", "equinox_under_vmap")]
 
 
 @pytest.mark.parametrize("make", [*_OF_THREE, _scanned_over_examples])
 def test_three_inputs_are_told_from_parameters_where_these_are_known(make):
-    function, params = make()
+    function, params = make().function, make().params
     reason = r"projections of different inputs, mh.wrap\(f, params\) can tell"
     with pytest.raises(ValueError, match=reason):
         sites.look(function, ["*/heads"])(params, *_INPUTS)
@@ -214,7 +187,7 @@ def test_three_inputs_are_told_from_parameters_where_these_are_known(make):
     output, found = wrapped.look(inputs, ["*/weights", "*/heads"])
     for name, value in found.items():
         is_weights = name.endswith("weights")
-        assert value.shape[-3:] == (H, T, S) if is_weights else (T, H, D // H)
+        assert value.shape[-3:-1] == ((H, T) if is_weights else (T, H))
     expected = function(params, *_INPUTS)
     np.testing.assert_allclose(output.logits, expected, rtol=1e-5, atol=1e-5)
     edited = wrapped.edited({"*/weights": jnp.zeros_like}).logits(inputs)

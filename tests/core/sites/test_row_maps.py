@@ -121,22 +121,17 @@ def test_map_by_rows_holds_nothing_whole(by_rows, inputs):
     assert "row by row" in repr(attention_map)
 
 
-def test_map_of_edited_weights_is_of_these(by_rows, inputs):
-    edited = mh.edit(layer, {"*/weights": lambda weights: weights / 2})
-    _, maps = mh.look(edited, {"*/map": lambda x: x.row_sums()})(*inputs)
-    np.testing.assert_allclose(*maps.values(), 0.5, rtol=1e-6)
+def test_map_of_edited_values_is_of_these(by_rows, inputs):
+    def read(edits, of_map):
+        edited = mh.edit(layer, edits)
+        return [*mh.look(edited, {"*/map": of_map})(*inputs)[1].values()]
 
-
-def test_map_of_edited_queries_is_of_these(by_rows, inputs):
-    def sums(function):
-        return mh.look(function, {"*/map": lambda x: x.top(1).weights})(*inputs)[1]
-
-    edited = mh.edit(layer, {"*/query": lambda query: 0 * query})
-    (weights,) = sums(edited).values()
+    sums = read({"*/weights": lambda weights: weights / 2}, lambda x: x.row_sums())
+    np.testing.assert_allclose(*sums, 0.5, rtol=1e-6)
+    (weights,) = read({"*/query": jnp.zeros_like}, lambda x: x.top(1).weights)
     seen = np.minimum(np.arange(1, T + 1), np.array(LENGTHS)[:, None, None])
-    np.testing.assert_allclose(
-        weights[..., 0], np.broadcast_to(1 / seen, (B, H, T)), rtol=1e-5
-    )
+    expected = np.broadcast_to(1 / seen, (B, H, T))
+    np.testing.assert_allclose(weights[..., 0], expected, rtol=1e-5)
 
 
 def test_nan_reaches_the_rows_that_see_it(by_rows, inputs):

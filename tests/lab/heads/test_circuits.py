@@ -20,7 +20,6 @@ from tests.lab.heads.small_models import (
 )
 
 GROUPED = {"attention__num_key_value_heads": 2}
-RMS = {"norm__kind": "rms_norm", "norm__position": "both"}
 
 
 def expanded(params, num_heads, num_groups):
@@ -117,10 +116,6 @@ def _attributed(params, of, seen, part, lengths, table):
     linear = jax.tree.map(np.float64, params[f"{name}/linear"])
     rows = linear["w"].reshape(outputs.shape[2], -1, of.model_size)
     z = np.einsum("bthv,hvd->bthd", outputs, rows)
-    if of.norm.position == "both":
-        total = z.sum(2, keepdims=True) + linear.get("b", 0)
-        after = params[f"encoder/layer_{part}/norm_1_after"]
-        z = _norm(z, after, of, np.broadcast_to(total, z.shape))
     stream = seen[f"{stack}/stream"][:, :, None]
     end = params[f"{stack}/norm"]
     z = _norm(z, end, of, np.broadcast_to(stream, z.shape))
@@ -136,11 +131,10 @@ def _attributed(params, of, seen, part, lengths, table):
     return z @ table
 
 
-_BOTH, _POOLED = "norms after the parts too", "pooled"
 CASES = {
     "grouped": ({**GROUPED, "attention__gate": "head"}, None),
-    _BOTH: ({**RMS, "feed_forward__parallel": True}, None),
-    _POOLED: (
+    "rms": ({"norm__kind": "rms_norm"}, None),
+    "pooled": (
         {
             "family": "encoder",
             "output__pool": "mean",
@@ -153,10 +147,7 @@ CASES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "case",
-    ["grouped", *(pytest.param(x, marks=pytest.mark.slow) for x in (_BOTH, _POOLED))],
-)
+@pytest.mark.parametrize("case", CASES)
 def test_contributions_of_heads_and_the_rest_are_the_logits(case):
     fields, lengths = CASES[case]
     of = config(num_layers=2, **fields)

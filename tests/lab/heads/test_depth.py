@@ -22,7 +22,7 @@ def deep(monkeypatch):
     ("name", "fields"),
     [
         ("resample", {"attention__num_key_value_heads": 2}),
-        ("zero", {"attention__window": [1, 2, None]}),
+        ("zero", {"attention__window": 2}),
     ],
 )
 def test_ablation_of_many_layers_at_once_is_that_layer_by_layer(

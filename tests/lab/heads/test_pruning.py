@@ -34,11 +34,9 @@ KINDS = {
     "smeared": {"smear_keys": True, "num_key_value_heads": 2},
     "sinks, gates by head": {"attention__sinks": "learned", "attention__gate": "head"},
     "biases apart": {"attention__with_bias": False, "attention__residual": False},
-    "both, parallel": {
-        "norm_position": "both",
-        "feed_forward__parallel": True,
+    "tied, window": {
         "activation": "geglu",
-        "attention__window": [1, None, 2],
+        "attention__window": 2,
         "output__tied": True,
     },
     "post": {"norm_position": "post", "activation": "swiglu"},

@@ -5,19 +5,12 @@ import json
 
 import pytest
 
-from scripts.benchmarks import (
-    attention,
-    decoding,
-    lab,
-    long_context,
-    pretrained,
-    training,
-)
+from scripts.benchmarks import attention, long_context, pretrained, training
 
 
 @pytest.mark.parametrize("is_quick", [False, True])
 def test_promises_are_of_contenders_that_take_part(is_quick):
-    scripts = attention, training, pretrained, decoding, lab, long_context
+    scripts = attention, training, pretrained, long_context
     for cases in (script.CASES for script in scripts):
         for each in (each for name in cases for each in cases[name](name, is_quick)):
             names = [contender.name for contender in each.contenders]
@@ -50,12 +43,13 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
     [
         (attention, "--case=module_512 --contenders=ours,haiku,torch"),
         (training, "--case=translation --contenders=ours"),
-        (lab, "--case=patching --contenders=ours,forward"),
+        (training, "--case=monitor"),
         (pretrained, "--case=edges"),
         (long_context, "--case=logits_4096"),
         (long_context, "--case=gates_4096"),
         (long_context, "--case=by_hand_32768"),
         (long_context, "--case=trace_128"),
+        (long_context, "--case=first_maps_64"),
     ],
 )
 def test_quick_run_of_a_benchmark(script, arguments, tmp_path, capsys):

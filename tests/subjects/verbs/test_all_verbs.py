@@ -83,7 +83,8 @@ def expected(whole):
 
 
 def test_every_verb_is_tried():
-    assert sorted([*CALLS, *REFUSING]) == sorted(VERBS)
+    # Only a PyTorch module can be checked: tests/interop/test_certificate.py.
+    assert sorted([*CALLS, *REFUSING, "check"]) == sorted(VERBS)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from mha_haiku import attention
-from mha_haiku.core import arrays as array_files
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.records import Layer
 from mha_haiku.records.map_set import MapSet
@@ -18,7 +17,7 @@ from mha_haiku.subjects.subject import Subject, parts_of
 from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training import evaluation, train_step
 from mha_haiku.training.runs import configuration, folders
-from tests import jaxprs, oracles
+from tests import jaxprs
 
 N, T, H = 2, 6, 2
 
@@ -161,37 +160,6 @@ def test_long_inputs_are_pooled_unless_weights_are_asked_for(
         assert one.masked[1].shape == (3, 3)
 
 
-@pytest.mark.slow
-def test_numbers_of_heads_are_means_over_the_examples(trained, tmp_path):
-    options = {"examples": [3, 0, 2], "layers": [1, 0], "heads": [1]}
-    path = dumps.dump(Subject.of_folder(trained), out=tmp_path, **options)
-    maps = MapSet.load(path)
-    assert len(maps.inputs) == 3
-    assert [layer.name for layer in maps.layers] == ["layer 1", "layer 0"]
-    wanted = {"entropy", "same_token", "induction", "received_gini"}
-    assert wanted <= set(maps.columns)
-    for i in range(2):
-        weights, tokens = _weights(maps, i), np.array(_tokens(maps)).astype(int)
-        expected = oracles.map_statistics(weights.astype(np.float64), tokens=tokens)
-        for name, number in maps.heads.numbers.items():
-            assert number.mean.shape == (2, 1) and number.unit and number.label
-            if name == "offset":
-                found = _most_frequent_offset(weights[:, 0])
-                assert number.mean[i].tolist() == [found]
-                continue
-            # The saved weights are float16.
-            np.testing.assert_allclose(
-                number.mean[i], expected[name].mean(0), 5e-3, 5e-3, err_msg=name
-            )
-
-
-def _most_frequent_offset(weights):
-    """Counts t - s of each query t and the key s of its largest weight, by hand."""
-    queries = np.arange(weights.shape[-2])
-    offsets, counts = np.unique(queries - weights.argmax(-1), return_counts=True)
-    return offsets[counts.argmax()]
-
-
 def _bench(run):
     return Subject.of_run(run, "anywhere")
 
@@ -209,21 +177,6 @@ def long_run(make_config, length):
 
 
 @pytest.mark.slow
-def test_a_long_input_is_dumped_pooled(make_config, tmp_path, monkeypatch):
-    length = 1024
-    loaded = long_run(make_config, length)
-    monkeypatch.setattr(folders, "load_run", lambda *_, **__: loaded)
-    path = dumps.dump(Subject.of_folder("anywhere"), out=tmp_path, examples=1)
-    maps = MapSet.load(path)
-    cells = _weights(maps, 1).astype(np.float32)
-    assert cells.shape == (1, 1, 128, 128)
-    np.testing.assert_allclose(cells.sum(-1), np.ones((1, 1, 128)), atol=5e-3)
-    entropy = maps.columns["entropy"].mean
-    assert (entropy > 0).all()
-    assert (entropy <= np.log(length) + 1e-4).all()
-
-
-@pytest.mark.slow
 def test_of_a_long_input_no_matrix_is_made(make_config):
     length = 8192
     loaded = long_run(make_config, length)
@@ -237,26 +190,6 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
     tile = 512 * 1024
     assert jaxprs.largest_array(observed(128)) <= tile < length**2
     assert jaxprs.largest_array(observed(None)) == length**2
-
-
-@pytest.mark.slow
-def test_pooled_maps_and_statistics_are_one_pass(make_config, monkeypatch):
-    loaded = long_run(make_config, 512)
-    monkeypatch.setattr(folders, "load_run", lambda *_, **__: loaded)
-    asked = []
-    for name in ("statistics", "pooled", "weights"):
-        method = getattr(attention.AttentionMap, name)
-
-        def counted(self, *args, name=name, method=method, **options):
-            asked.append(name)
-            return method(self, *args, **options)
-
-        monkeypatch.setattr(attention.AttentionMap, name, counted)
-    example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
-    subject = _bench(loaded)
-    observe = dumps._observer(subject, parts_of(subject), [[0], [0]], 16)
-    jax.eval_shape(observe, loaded.params, example)
-    assert asked == ["statistics", "statistics"]
 
 
 @pytest.mark.slow
@@ -319,15 +252,3 @@ def test_pictures_are_named_by_their_layers_and_old_ones_go(trained, tmp_path):
         assert written == names | {"index.html"}
         kept = {"maps.npz", "layer_07.png"}
         assert {x.name for x in tmp_path.glob("[!.]*")} == written | kept
-
-
-@pytest.mark.slow
-def test_bad_maps_leave_the_page_as_it_was(whole, tmp_path):
-    path = shutil.copy(whole, tmp_path)
-    (tmp_path / "index.html").write_text("before")
-    arrays = array_files.read_npz(path)
-    del arrays["examples.0.weights.1"]
-    np.savez(path, **arrays)
-    with pytest.raises(ConfigError, match="no array 'examples.0.weights.1'"):
-        dumps.write_report(tmp_path)
-    assert (tmp_path / "index.html").read_text() == "before"

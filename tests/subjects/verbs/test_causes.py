@@ -8,6 +8,7 @@ import pytest
 import mha_haiku as mh
 from mha_haiku import commands, heads, tasks
 from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.verbs import causes
 from mha_haiku.training.runs import folders
 
 
@@ -77,6 +78,9 @@ def test_pairs_have_their_padding_in_the_same_places(monkeypatch):
         return heads.Circuit(None, None, mask, None, "")
 
     monkeypatch.setattr(heads, "circuit_of_heads", circuit)
+    # A function without heads has no layers to number.
+    monkeypatch.setattr(causes, "_parts", lambda *_: [])
+    monkeypatch.setattr(causes, "_numbered", lambda edges, _: edges)
     subject.circuit()
     clean, corrupted = (x.inputs[:, 0].tolist() for x in pairs)
     assert clean == [0, 3, 6, 12, 15]  # no other has the mask of example 3

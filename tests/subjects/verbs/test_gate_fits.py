@@ -194,23 +194,6 @@ def test_gates_ablate_heads_of_a_run(trained, learned, tmp_path):
         gate_fits.learn_gates(subject, tmp_path / "gates", **OPTIONS | {"penalty": 0.3})
 
 
-@pytest.mark.parametrize("verb", ["learn_gates", "prune", "sweep"])
-def test_heads_that_cannot_be_removed_are_refused_before_the_work(
-    tmp_path, make_config, monkeypatch, verb
-):
-    def begun(*args, **options):
-        raise InterruptedError("work begins")
-
-    monkeypatch.setattr(gate_fits, "fit_gates", begun)
-    monkeypatch.setattr(pruned_models, "order_of", begun)
-    config = make_config(model__qk_norm=True, model__attention__qk_norm_over="layer")
-    subject = Subject.of_folder(write_untrained(tmp_path / "run", config))
-    options = OPTIONS | {"out": tmp_path / "out"} if verb == "learn_gates" else {}
-    with pytest.raises(ValueError, match=f"{verb} is not for .* qk_norm_over = "):
-        getattr(subject, verb)(**options)
-    assert not (tmp_path / "out").exists()
-
-
 @pytest.mark.parametrize("content", ["gates: 3", "[]", '{"gates": [1, 0]}', None])
 def test_a_record_of_the_user_is_not_replaced(
     tmp_path, make_config, monkeypatch, content

@@ -72,7 +72,7 @@ def _oracle(loaded, count):
         output = loaded.model.apply(
             params, None, example.inputs, lengths=example.lengths, is_training=False
         )
-        return example, [layer.weights() for layer in output.maps]
+        return example, [(x.weights(), x.scores()) for x in output.maps]
 
     example, maps = observe(loaded.params)
     tokens = None if loaded.task.num_tokens is None else np.asarray(example.inputs)
@@ -81,8 +81,9 @@ def _oracle(loaded, count):
         unseen = np.zeros((count, 1, T), bool)
         if example.lengths is not None:
             unseen |= np.arange(T) >= np.asarray(example.lengths)[:, None, None]
-        weights = np.asarray(layer, np.float64)
-        found.append(oracles.map_statistics(weights, tokens=tokens, unseen=unseen))
+        weights, scores = (np.asarray(x, np.float64) for x in layer)
+        given = {"tokens": tokens, "unseen": unseen, "scores": scores}
+        found.append(oracles.map_statistics(weights, **given))
     return found, example
 
 

@@ -88,7 +88,8 @@ def test_statistics_of_cross_heads_are_those_of_their_weights(subject):
     padding = np.arange(S) >= example.lengths[:, None]
     for part in (3, 4):
         weights = np.float64(maps[part].weights())
-        wanted = oracles.map_statistics(weights, unseen=padding[:, None])
+        scores = np.float64(maps[part].scores())
+        wanted = oracles.map_statistics(weights, unseen=padding[:, None], scores=scores)
         wanted["aligned"] = heads.alignment.shares(weights.argmax(-1), aligned)
         assert not np.isnan(wanted["aligned"]).any()
         for name, each in found.numbers.items():

@@ -67,7 +67,7 @@ def test_a_measure_is_one_function_that_everything_finds(
     text, csv_file, picture, _ = found.text(), *found.save(tmp_path)
     for each in (text, found._repr_html_()):
         assert "nothing" in each and "furlongs" in each and "how far it is" in each
-    assert "nothing from 0 to 0 furlongs" in repr(found)
+    assert "nothing 0 furlongs" in repr(found)
     titles = [axes.get_title("left") for axes in mh.plot(found).axes]
     assert {"nothing", "how far it is"} <= set(titles)
     assert csv_file.read_text().startswith("layer,head,nothing,nothing_standard_error")

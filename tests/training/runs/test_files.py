@@ -38,13 +38,11 @@ def test_failure_half_way_leaves_the_file_of_before(tmp_path):
     assert path.read_text() == "before"
 
 
-@pytest.mark.parametrize(
-    "name", ["folder", "file/below", "n" * 300, "\udcff" * 300, "a\0b"]
-)
+@pytest.mark.parametrize("name", ["folder", "file/below", "n" * 300])
 def test_path_that_cannot_be_written_is_a_mistake(tmp_path, name):
     (tmp_path / "folder").mkdir()
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="cannot be written: |without a NUL"):
+    with pytest.raises(ConfigError, match="cannot be written: "):
         files.write(tmp_path / name, "text")
     assert sorted(x.name for x in tmp_path.iterdir()) == ["file", "folder"]
 
@@ -56,18 +54,7 @@ def test_log_is_readable_json_and_comes_back(tmp_path):
     assert files.read_lines(tmp_path / "none.jsonl") == []
 
 
-@pytest.mark.parametrize("line", ["{", "[1]", '{"step": "2"}', "\x00", "[" * 9999])
-def test_a_line_that_is_no_record_is_warned_of_and_left_out(tmp_path, caplog, line):
-    path = _log(tmp_path)
-    first, *others = path.read_text().splitlines(keepends=True)
-    path.write_text("".join([first, line + "\n", *others]))
-    assert files.read_lines(path) == RECORDS
-    assert "is damaged at line 2, which is left out" in caplog.text
-
-
-def test_every_cut_leaves_the_whole_lines_in_silence_and_takes_new_ones(
-    tmp_path, caplog
-):
+def test_every_cut_leaves_the_whole_lines_and_takes_new_ones(tmp_path):
     path = _log(tmp_path)
     content = path.read_bytes()
     ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
@@ -78,7 +65,6 @@ def test_every_cut_leaves_the_whole_lines_in_silence_and_takes_new_ones(
         with files.LineWriter(path) as log:
             log.append({"step": 99})
         assert files.read_lines(path) == [*kept, {"step": 99}]
-    assert not caplog.records
 
 
 @pytest.mark.parametrize("last, count", [(9, 0), (10, 1), (29, 2), (30, 3), (None, 3)])

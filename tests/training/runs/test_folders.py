@@ -145,36 +145,9 @@ def test_a_config_of_0_2_is_read_unless_it_is_of_several_seeds(
         folders.read_config(folder)
 
 
-def test_missing_run_is_refused(tmp_path):
-    with pytest.raises(ConfigError, match="There is no run in .*nowhere"):
-        folders.load_run(tmp_path / "nowhere")
-    assert not (tmp_path / "nowhere").exists()
-
-
-@pytest.mark.slow
-def test_every_flipped_bit_of_a_config_is_a_mistake_of_two_lines(tmp_path, make_config):
-    folder = folders.Folder(tmp_path)
-    folders.write_config(folder, make_config(), jax.local_devices()[:1])
-    content, refused, count = folder.config.read_bytes(), 0, 0
-    for bit in range(0, 8 * len(content), 7):  # 7: all places of a byte
-        flipped = bytearray(content)
-        flipped[bit // 8] ^= 1 << bit % 8
-        folder.config.write_bytes(flipped)
-        try:  # 1E-05 is what 1e-05 was
-            assert folders.read_config(folder) == make_config()
-        except ConfigError as error:
-            refused += 1
-            assert "config.json" in str(error) and len(str(error).splitlines()) <= 2
-        count += 1
-    assert refused > 0.99 * count
-
-
 def _rewrite(folder, change):
-    """Changes config.json, whose sha256 is right."""
     contents = json.loads(folder.config.read_text())
-    del contents["sha256"]
     change(contents)
-    contents["sha256"] = files.sha256_of(contents)
     folder.config.write_text(json.dumps(contents))
 
 

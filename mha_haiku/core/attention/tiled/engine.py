@@ -98,6 +98,7 @@ def statistics(
     positions: _Data | None,
     tokens: _Data | None,
     key_tokens: _Data | None,
+    largest_scores: Array | None,
 ) -> Statistics:
     """Computes all statistics."""
     *batch_shape, _, num_queries, num_keys = factors.shape
@@ -126,6 +127,7 @@ def statistics(
         factors,
         jax.tree.map(lambda x: jnp.asarray(x)[..., None], arrays),  # for all heads
         counted,
+        largest_scores,
         registered=tuple(STATISTICS.values()),  # so that a new entry recompiles
         grid=None if pooled is None else Grid.of(factors.shape, *pooled),
         per_query=per_query,
@@ -188,6 +190,7 @@ def _statistics(
     factors: Factors,
     arrays: SideArrays,
     counted: _Data | None,
+    largest_scores: Array | None,
     *,
     registered: tuple[Statistic, ...],
     grid: Grid | None,
@@ -198,12 +201,10 @@ def _statistics(
     num_queries, num_keys = factors.shape[-2:]
     factors, counts = with_counted_rows(factors, counted)
     has_weights, is_nan = counts > 0, jnp.isnan(counts)
-    entries = [
-        entry
-        for entry in registered
-        if entry.from_head is None
-        and (entry.needs is None or entry.needs in arrays.keys)
-    ]
+    available = {None, *arrays.keys}
+    if factors.weighting.score.is_kept or largest_scores is not None:
+        available.add("scores")
+    entries = [x for x in registered if x.from_head is None and x.needs in available]
     observed = tuple(dict.fromkeys(x for entry in entries for x in entry.sums))
     sums = fold.fold(_Observed(observed, grid), factors, arrays, sizes)
     count = jnp.maximum((counts != 0).sum(-1), 1)
@@ -213,12 +214,23 @@ def _statistics(
     received = jnp.where(is_nan.any(-1)[..., None], jnp.nan, sums.keys)
     row_sums = dict(zip(observed, rows, strict=True))
     row_sums[LARGEST] = _largest(row_sums[LARGEST][..., None], factors, sizes)[..., 0]
+    if largest_scores is None:
+        weight = row_sums[LARGEST]
+        scores = jnp.log(jnp.where(weight > 0, weight, 1)) + factors.logsumexp
+        largest_scores = jnp.where(weight > 0, scores, -jnp.inf)
 
     def finished(entry: Statistic) -> Array:
-        by_query = entry.from_sums(*(row_sums[x] for x in entry.sums))
+        parts = [row_sums[x] for x in entry.sums] or [largest_scores]
+        by_query = entry.from_sums(*parts)
         by_query = jnp.where(has_weights, by_query, 0).astype(sums.keys.dtype)
         by_query = jnp.where(is_nan, jnp.nan, by_query)
-        return entry.from_mean(by_query if per_query else by_query.sum(-1) / count)
+        if per_query:
+            return entry.from_mean(by_query)
+        if entry.is_largest:
+            seen = jnp.where(counts != 0, by_query, -jnp.inf)
+            largest = seen.max(-1, initial=-jnp.inf)
+            return jnp.where((counts != 0).any(-1), largest, 0)
+        return entry.from_mean(by_query.sum(-1) / count)
 
     mask, origin = factors.weighting.mask, factors.weighting.origin
     unseen = mask.unseen_keys(num_queries, num_keys, origin.query, origin.key)
