@@ -16,12 +16,12 @@ _MODES |= {"deterministic": False, "inference": False}
 _Parts = tuple[Any, list[str], Callable]  # what `convert` returns, but a call
 
 
-def convert(module: Any, params: Any = None) -> tuple[Callable, Any, list[str]] | None:
+def convert(module: Any) -> tuple[Callable, Any, list[str]] | None:
     """Converts such a module, or `jax.vmap` of one of Equinox; None of anything else.
 
     Returns a function of parameters and inputs `[B, ...]`, by keyword `rng` in training
     only, the parameters, and the names of arrays that are not trained. A module of
-    Equinox takes one example. ValueError if there are other or no parameters.
+    Equinox takes one example. ValueError if a module of Linen is not bound.
     """
     module = inspect.unwrap(module)
     of = {"flax.nnx": _of_nnx, "flax.linen": _of_linen, "equinox": _of_equinox}
@@ -29,12 +29,6 @@ def convert(module: Any, params: Any = None) -> tuple[Callable, Any, list[str]] 
     library = next((x for x, kind in kinds.items() if isinstance(module, kind)), None)
     if library is None:
         return None
-    name = type(module).__name__
-    if params is not None:
-        raise ValueError(
-            f"params must be None for a {name}, which has its own, got "
-            f"{type(params).__name__}; a tokenizer is given by tokenizer=."
-        )
     params, fixed, call = of[library](module)
     arguments = inspect.signature(module).parameters
     modes = {x: mode for x, mode in _MODES.items() if x in arguments}
@@ -48,7 +42,7 @@ def convert(module: Any, params: Any = None) -> tuple[Callable, Any, list[str]] 
     others = [x for x in arguments.values() if x.name not in ("rng", "rngs", "key")]
     parameters = sorted([first, *others, key], key=lambda x: x.kind)
     function.__signature__ = inspect.Signature(parameters)  # pyright: ignore
-    function.__name__ = name
+    function.__name__ = type(module).__name__
     return function, params, fixed
 
 

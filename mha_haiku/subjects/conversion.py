@@ -13,6 +13,7 @@ from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
+from mha_haiku.training.tasks import tokenization
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
 _NO_LABEL = -100  # in transformers, where no target counts
@@ -88,7 +89,8 @@ def batches(
     if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
         given = list(given)  # it may be gone through only once
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
-    if isinstance(given, list) and given and isinstance(given[0], kinds):
+    is_list = isinstance(given, list) and len(given) > 0
+    if is_list and (isinstance(given[0], kinds) or np.ndim(given[0]) > 1):
         found = (batches(subject, x, targets=targets, required=required) for x in given)
         return [batch for each in found for batch in each]
     batch, _ = batch_of(subject, given)
@@ -99,9 +101,8 @@ def batches(
         or ("labels" in given and subject.codec.takes_labels)
     )
     if targets and batch.decoder_inputs is None and not has_labels:
-        make = _with_next_tokens
-        if subject.codec.mask_probability is not None:
-            make = _with_hidden_tokens
+        hides = subject.codec.mask_probability > 0
+        make = _with_hidden_tokens if hides else _with_next_tokens
         try:
             batch = make(subject, batch)
         except ValueError:
@@ -167,9 +168,8 @@ def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example
     for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
         # The text is the seed: its hidden tokens are the same in every batch.
         draws = np.random.default_rng(row[marks]).random(np.sum(free))
-        least = draws.min(initial=1)
         marks[:] = False
-        marks[free] = draws <= max(codec.mask_probability or 0.0, least)
+        marks[free] = draws <= max(codec.mask_probability, draws.min(initial=1))
     return batch._replace(
         inputs=np.where(are_hidden, codec.mask, tokens),
         targets=tokens.astype(np.int32),
@@ -414,7 +414,7 @@ def _of_rows(rows: Sequence[Any]) -> tasks.Example:
             "inputs must be an array [B, T, D] if they are features; rows of lists are "
             f"tokens, which are integers, got {other}."
         )
-    tokens, lengths = padded(rows)
+    tokens, lengths = tokenization.padded(rows, dtype=np.int32)
     return example_rows.example(
         tokens, None if (lengths == tokens.shape[1]).all() else lengths
     )
@@ -431,12 +431,3 @@ def lengths(batch: tasks.Example) -> list[int]:
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:
     """Splits a batch on the host into its examples."""
     return [example_rows.taken(batch, i) for i in range(len(batch.inputs))]
-
-
-def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fills rows of tokens up with 0, `[B, T]`, and counts their lengths, `[B]`."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, into in zip(rows, tokens, strict=True):
-        into[: len(row)] = row
-    return tokens, lengths

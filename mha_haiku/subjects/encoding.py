@@ -48,7 +48,7 @@ class Codec(NamedTuple):
     fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
     mask: int | None = None  # the token that hides another
     special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
-    mask_probability: float | None = None  # share of tokens to hide and predict, if any
+    mask_probability: float = 0.0  # share of tokens to hide and predict
     # Where a PyTorch module reads values of inputs; None for another model.
     reads: list[str] | None = None
 
@@ -132,10 +132,10 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
     codec = Codec(encode, decode, label, encode, alone, end_tokens=ends)
-    mask, special = (
-        getattr(tokenizer, name, None) for name in ("mask_token_id", "all_special_ids")
+    special = tuple(getattr(tokenizer, "all_special_ids", ()))
+    return codec._replace(
+        mask=getattr(tokenizer, "mask_token_id", None), special=special
     )
-    return codec._replace(mask=mask, special=tuple(special or ()))
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:

@@ -2,11 +2,10 @@
 
 import functools
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from mha_haiku import interop
 from mha_haiku.core import arguments, checks, models, sites
@@ -147,7 +146,7 @@ def wrap(
     *,
     metric: heads.Metric | None = None,
     examples: Any = None,
-    mask_probability: float | None = None,
+    mask_probability: float = 0.0,
     name: str = "",
     check: bool = True,
 ) -> Subject:
@@ -197,17 +196,18 @@ def wrap(
     """
     codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
     certifier = None
-    if mask_probability is not None:
-        checks.share("mask_probability", mask_probability)
-        if codec.mask is None:
-            raise ValueError("mask_probability needs a tokenizer with a mask token.")
-        codec = codec._replace(mask_probability=mask_probability)
-    if torch_modules.is_module(function):
-        if params is not None:
-            raise ValueError(
-                "params must be None for a torch.nn.Module, which has its own, got "
-                f"{type(params).__name__}; a tokenizer is given by tokenizer=."
-            )
+    checks.share("mask_probability", mask_probability)
+    if mask_probability and codec.mask is None:
+        raise ValueError("mask_probability needs a tokenizer with a mask token.")
+    codec = codec._replace(mask_probability=mask_probability)
+    is_torch, of_jax = torch_modules.is_module(function), jax_modules.convert(function)
+    if params is not None and (is_torch or of_jax):
+        kind = "torch.nn.Module" if is_torch else type(function).__name__
+        raise ValueError(
+            f"params must be None for a {kind}, which has its own, got "
+            f"{type(params).__name__}; a tokenizer is given by tokenizer=."
+        )
+    if is_torch:
         module = torch_modules.convert(function)
         certifier = torch_modules.Certifier(module, is_strict=check)
         function, params = module.function, module.params
@@ -221,8 +221,8 @@ def wrap(
             f"module of PyTorch, Flax or Equinox, got {type(function).__name__}."
         )
     else:
-        if module := jax_modules.convert(function, params):
-            function, params, fixed = module
+        if of_jax:
+            function, params, fixed = of_jax
             codec = codec._replace(fixed=tuple(fixed))
         codec = codec._replace(names=_names_of_inputs(function))
     parameters = arguments.parameters_of(function)
@@ -252,14 +252,8 @@ def wrap(
     )
     if examples is None:
         return subject
-    single = str | np.ndarray | jax.Array | Mapping | tasks.Example
-    if isinstance(examples, single):
-        examples = [examples]
-    examples = list(examples)  # it may be gone through only once
-    if examples and all(isinstance(x, str) for x in examples):
-        examples = [examples]
-    make = functools.partial(conversion.batches, subject, targets=True, required=False)
-    return subject.replace(batches=[batch for x in examples for batch in make(x)])
+    batches = conversion.batches(subject, examples, targets=True, required=False)
+    return subject.replace(batches=batches)
 
 
 def _names_of_inputs(function: Callable) -> tuple[str, ...]:

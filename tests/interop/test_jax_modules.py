@@ -18,16 +18,13 @@ TOKENS = np.random.default_rng(0).integers(0, V, (B, T))
 
 class OfNnx(nnx.Module):
     def __init__(self, rngs):
-        attention = dict(decode=False, rngs=rngs)
         self.embed = nnx.Embed(V, D, rngs=rngs)
-        self.layers = nnx.List([nnx.MultiHeadAttention(H, D, **attention)] * 1)
-        self.dropout = nnx.Dropout(0.5, rngs=rngs)
+        layer = nnx.MultiHeadAttention(H, D, decode=False, rngs=rngs)
+        self.layers, self.dropout = nnx.List([layer]), nnx.Dropout(0.5, rngs=rngs)
 
     def __call__(self, tokens):
-        x = self.embed(tokens)
-        for layer in self.layers:
-            x = self.dropout(layer(x))
-        return self.embed.attend(x)
+        x = self.layers[0](self.embed(tokens))
+        return self.embed.attend(self.dropout(x))
 
 
 class OfLinen(linen.Module):
@@ -49,29 +46,19 @@ class OfEquinox(eqx.Module):
         return x @ self.embed.weight.T
 
 
-def _of_equinox():
-    keys = jax.random.split(jax.random.key(0))
-    embed = eqx.nn.Embedding(V, D, key=keys[0])
-    layers = [eqx.nn.MultiheadAttention(H, D, key=keys[1])]
-    module = OfEquinox(embed, layers, eqx.nn.Dropout(0.5))
-    return module, jax.vmap(eqx.nn.inference_mode(module))
-
-
 def _cases():
-    of_nnx, of_linen, (of_equinox, by_equinox) = (
-        OfNnx(nnx.Rngs(0)),
-        OfLinen(),
-        _of_equinox(),
-    )
-    variables = of_linen.init(jax.random.key(0), TOKENS)
+    of_nnx, key = OfNnx(nnx.Rngs(0)), jax.random.key(0)
     by_nnx = nnx.clone(of_nnx)
     by_nnx.eval()
-    bound = of_linen.bind(variables)
-    yield "nnx", (of_nnx,), by_nnx, "layers_0"
-    yield "linen", (bound,), bound, "OfLinen/layers_0"
-    path = "layers_0/eqx.nn.MultiheadAttention"
-    yield "equinox", (of_equinox,), by_equinox, path
-    yield "vmap", (jax.vmap(of_equinox),), by_equinox, path
+    yield "nnx", of_nnx, by_nnx, "layers_0"
+    bound = OfLinen().bind(OfLinen().init(key, TOKENS))
+    yield "linen", bound, bound, "OfLinen/layers_0"
+    embed = eqx.nn.Embedding(V, D, key=key)
+    layers = [eqx.nn.MultiheadAttention(H, D, key=key)]
+    of_equinox = OfEquinox(embed, layers, eqx.nn.Dropout(0.5))
+    same = jax.vmap(eqx.nn.inference_mode(of_equinox))
+    yield "equinox", of_equinox, same, "layers_0/eqx.nn.MultiheadAttention"
+    yield "vmap", jax.vmap(of_equinox), same, "layers_0/eqx.nn.MultiheadAttention"
 
 
 CASES = {name: case for name, *case in _cases()}
@@ -79,23 +66,20 @@ CASES = {name: case for name, *case in _cases()}
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_module_is_wrapped_as_it_is_with_parameters_and_paths(name):
-    arguments, by_hand, path = CASES[name]
-    subject = mh.wrap(*arguments)
+    module, by_hand, path = CASES[name]
+    subject = mh.wrap(module)
     np.testing.assert_allclose(subject.logits(TOKENS), by_hand(TOKENS), 1e-5, 1e-6)
     assert {x.rpartition("/")[0] for x in subject.sites(TOKENS)} == {path}
     count = sum(x.size for x in jax.tree.leaves(subject.params))
     assert count > V * D and subject.name.startswith("Of")
-    zeros = jax.tree.map(
-        lambda x: 0 * x if x.dtype == np.float32 else x, subject.params
-    )
-    zeros = subject.replace(params=zeros)
+    zero = lambda x: 0 * x if x.dtype == np.float32 else x  # noqa: E731
+    zeros = subject.replace(params=jax.tree.map(zero, subject.params))
     np.testing.assert_array_equal(zeros.logits(TOKENS), 0)
     # In training mode, dropout follows the key.
-    keys = map(jax.random.key, (1, 1, 2))
-    runs = (
-        subject.model.apply(subject.params, x, TOKENS, is_training=True) for x in keys
+    one, again, other = (
+        subject.model.apply(subject.params, x, TOKENS, is_training=True).logits
+        for x in map(jax.random.key, (1, 1, 2))
     )
-    one, again, other = (x.logits for x in runs)
     np.testing.assert_array_equal(one, again)
     assert np.abs(one - other).max() > 1e-3
 
@@ -103,5 +87,5 @@ def test_a_module_is_wrapped_as_it_is_with_parameters_and_paths(name):
 def test_a_module_that_has_no_parameters_yet_or_others_is_refused():
     with pytest.raises(ValueError, match="must be a bound OfLinen"):
         mh.wrap(OfLinen())
-    with pytest.raises(ValueError, match="params must be None for a OfEquinox"):
-        mh.wrap(_of_equinox()[0], {})
+    with pytest.raises(ValueError, match="params must be None for a OfNnx"):
+        mh.wrap(OfNnx(nnx.Rngs(0)), {})

@@ -103,10 +103,8 @@ class _Masks(_Letters):
 
 
 def test_hidden_tokens_are_a_share_of_each_text_the_same_in_every_batch(params):
-    options = {"tokenizer": _Masks(), "mask_probability": 0.3}
-    subject = mh.wrap(seeing, params, **options)
-    rng = np.random.default_rng(0)
-    tokens = rng.integers(1, V, (50, 20))
+    subject = mh.wrap(seeing, params, _Masks(), mask_probability=0.3)
+    tokens = np.random.default_rng(0).integers(1, V, (50, 20))
     (batch,) = subject.measured(tokens).batches
     hidden = batch.weights > 0
     assert 0.25 < hidden[tokens > 1].mean() < 0.35
@@ -135,10 +133,8 @@ def test_every_table_of_importance_names_its_metric_and_unit(params):
         return column.unit, column.label
 
     change = "change of the {} when the head is ablated"
-    assert of(mh.wrap(causal, params)) == (
-        "nats",
-        change.format("loss of the next token"),
-    )
+    next_token = change.format("loss of the next token")
+    assert of(mh.wrap(causal, params)) == ("nats", next_token)
     found = of(mh.wrap(causal, params, metric=spread))
     assert found == ("units of spread", change.format("spread"))
     mistakes = mh.heads.metrics.mistakes()

@@ -5,7 +5,6 @@ same subject resumes the run.
 """
 
 import dataclasses
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -80,10 +79,8 @@ def train(
         return Subject.of_folder(saved)
     metric = loss or subject.metric
     begun = begin(subject.replace(metric=metric), examples, batch_size or 8, fields)
-    size = begun.config.training.batch_size
-    used = jax.devices()[: math.gcd(size, len(jax.devices()))]
-    options = {"model": begun.model, "optimizer": optimizer, "devices": used}
-    saved_models.save_run(begun, workdir, steps=steps, **options)
+    size, options = begun.config.training.batch_size, {"optimizer": optimizer}
+    saved_models.save_run(begun, workdir, steps=steps, model=begun.model, **options)
     folder = folders.Folder(checks.as_path(workdir))
     stored = checkpoints.read(folder.checkpoints)
     abstract = train_step.Parameters(np.int32(0), begun.params)
@@ -115,12 +112,11 @@ def begin(
     batches = computation.batches_of(subject, examples)
     whole, fills = computation.with_loss(subject, batches[0]), False
     if len({np.shape(x.inputs)[1:] for x in batches}) > 1:
-        fills = subject.codec.knows_lengths
-        if fills:
-            batches = list(map(_with_lengths, batches))
-        elif computation.is_of_loss(subject):
-            # Of a causal function, what comes after a text changes nothing.
-            fills = computation.targets_of(subject, batches[0]) == "the next token"
+        # Of a causal function, what comes after a text changes nothing.
+        knows, is_loss = subject.codec.knows_lengths, computation.is_of_loss(subject)
+        next_tokens = is_loss and computation.targets_of(subject, batches[0])
+        fills = knows or next_tokens == "the next token"
+        batches = [_with_lengths(x) if knows else x for x in batches]
     batch = example_rows.joined(batches, fills=fills)
 
     def trained(path: tuple, x: jax.Array) -> jax.Array | None:
