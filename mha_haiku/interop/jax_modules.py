@@ -13,7 +13,7 @@ import jax
 # What a call takes in training, by the names that it may have; else the opposite.
 _MODES = dict.fromkeys(("train", "training", "is_training"), True)
 _MODES |= {"deterministic": False, "inference": False}
-_Parts = tuple[Any, list[str], Callable]  # what `convert` returns, but a call
+_Parts = tuple[Any, list[str], Callable]  # parameters, what is not trained, a call
 
 
 def convert(module: Any) -> tuple[Callable, Any, list[str]] | None:

@@ -89,8 +89,8 @@ def batches(
     if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
         given = list(given)  # it may be gone through only once
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
-    is_list = isinstance(given, list) and len(given) > 0
-    if is_list and (isinstance(given[0], kinds) or np.ndim(given[0]) > 1):
+    first = given[0] if isinstance(given, list) and given else None
+    if isinstance(first, kinds) or np.ndim(first) > 1:
         found = (batches(subject, x, targets=targets, required=required) for x in given)
         return [batch for each in found for batch in each]
     batch, _ = batch_of(subject, given)

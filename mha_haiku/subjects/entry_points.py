@@ -172,9 +172,8 @@ def wrap(
         better. Defaults to the loss of the targets.
       examples: Examples to measure importance and roles on: batches of examples, texts,
         whose next tokens are the targets, or a list of other inputs.
-      mask_probability: Share of the tokens that are hidden behind the tokenizer's mask
-        token and become the targets, instead of the next tokens; at least one of a
-        text, and the same ones each time.
+      mask_probability: Share of the tokens to hide behind the tokenizer's mask token,
+        and to predict instead of the next ones; the same ones each time.
       name: Name of the subject. Defaults to the function's name.
       check: Whether a PyTorch module is run next to its trace, on the first inputs of
         each kind that a verb or `examples` has, and an error is raised where outputs,

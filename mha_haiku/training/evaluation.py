@@ -60,10 +60,7 @@ def make_evaluation(
 
 
 def means(sums: losses.Sums) -> dict[str, float]:
-    """Averages loss (nats per target), accuracy and, where counted, `exact_match`.
-
-    A loss of another kind than ours has no accuracy.
-    """
+    """Averages loss (nats per target), accuracy and, where counted, `exact_match`."""
     parts: dict[str, tuple[Any, Any]] = {
         "loss": (sums.loss, sums.weight),
         "accuracy": (sums.correct, sums.weight),
@@ -73,5 +70,5 @@ def means(sums: losses.Sums) -> dict[str, float]:
     return {
         name: float(total) / float(count) if count else float("nan")
         for name, (total, count) in parts.items()
-        if name != "accuracy" or not np.isnan(total)
+        if name != "accuracy" or not np.isnan(total)  # of another loss
     }

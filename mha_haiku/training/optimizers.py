@@ -86,10 +86,10 @@ def make(
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
     """
     learning_rate = schedule(config, steps=steps)
-    if config.name == "optax":
-        if own is None:
-            raise checks.ConfigError("config.optimizer.name 'optax' needs optimizer=.")
+    if own is not None:
         optimizer = own
+    elif config.name == "optax":
+        raise checks.ConfigError("config.optimizer.name 'optax' needs optimizer=.")
     elif config.name == "sgd":
         optimizer = optax.chain(
             optax.trace(config.momentum) if config.momentum else optax.identity(),
@@ -106,13 +106,6 @@ def make(
         )
     if config.clip_norm is not None and own is None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
-    return frozen(config, optimizer)
-
-
-def frozen(
-    config: OptimizerConfig, optimizer: optax.GradientTransformation
-) -> optax.GradientTransformation:
-    """Leaves frozen parameters as they are."""
     if not config.frozen:
         return optimizer
     parts = {True: optax.set_to_zero(), False: optimizer}

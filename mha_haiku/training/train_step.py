@@ -89,8 +89,7 @@ def loss_sums(
     if model.loss is not None:
         value = model.loss(output, example).astype(jnp.float32)
         weights = example.weights.reshape(len(example.weights), -1).sum(1)
-        unknown = jnp.full((), jnp.nan)
-        return losses.Sums((value * weights).sum(), unknown, weights.sum())
+        return losses.Sums((value * weights).sum(), jnp.float32(jnp.nan), weights.sum())
     correct, targets = task.correct(logits, example), (example.targets, example.weights)
     return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
 

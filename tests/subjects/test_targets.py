@@ -91,6 +91,8 @@ def test_labels_of_a_model_that_sees_all_tokens_are_measured(params):
 
 
 class _Letters:
+    mask_token_id, all_special_ids = 0, (0, 1)
+
     def encode(self, text):
         return [ord(x) % V for x in text]
 
@@ -98,12 +100,8 @@ class _Letters:
         return "".join(chr(97 + token) for token in tokens)
 
 
-class _Masks(_Letters):
-    mask_token_id, all_special_ids = 0, (0, 1)
-
-
 def test_hidden_tokens_are_a_share_of_each_text_the_same_in_every_batch(params):
-    subject = mh.wrap(seeing, params, _Masks(), mask_probability=0.3)
+    subject = mh.wrap(seeing, params, _Letters(), mask_probability=0.3)
     tokens = np.random.default_rng(0).integers(1, V, (50, 20))
     (batch,) = subject.measured(tokens).batches
     hidden = batch.weights > 0
@@ -111,13 +109,12 @@ def test_hidden_tokens_are_a_share_of_each_text_the_same_in_every_batch(params):
     assert hidden.any(1).all() and not hidden[tokens == 1].any()
     np.testing.assert_array_equal(batch.inputs, np.where(hidden, 0, tokens))
     np.testing.assert_array_equal(batch.targets[hidden], tokens[hidden])
-    (alone,) = subject.measured(tokens[7:8]).batches
-    np.testing.assert_array_equal(alone.inputs, batch.inputs[7:8])
+    alone = subject.measured(tokens[7:8]).batches[0].inputs
+    np.testing.assert_array_equal(alone, batch.inputs[7:8])
     logs = jax.nn.log_softmax(seeing(params, batch.inputs))
     wanted = -np.take_along_axis(logs, tokens[..., None], -1)[hidden].mean()
     np.testing.assert_allclose(subject.metrics(examples=tokens)["loss"], wanted, 1e-5)
-    label = subject.importance("ablation", tokens[:3]).first.label
-    assert "loss of hidden tokens" in label
+    assert "loss of hidden tokens" in subject.importance("ablation", tokens).first.label
     with pytest.raises(ValueError, match="needs a tokenizer with a mask token"):
         mh.wrap(seeing, params, mask_probability=0.3)
 

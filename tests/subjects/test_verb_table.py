@@ -160,7 +160,7 @@ CALLS = {
     "strongest": lambda s, x, y, n, out: s.strongest(0, 0, n),
     "sweep": lambda s, x, y, n, out: s.sweep(keep=0.5),
     "train": lambda s, x, y, n, out: s.train(
-        out, steps=1, examples=None if s.task else n
+        out, steps=1, **{} if s.task else {"examples": n}
     ),
     "why": lambda s, x, y, n, out: s.why(x, layer=0, head=0, query=1),
     "writes": lambda s, x, y, n, out: s.writes(x, layer=0, head=0),

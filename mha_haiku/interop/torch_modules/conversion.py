@@ -41,7 +41,7 @@ class TorchModule(NamedTuple):
 
     # A function of params and inputs `[B, ...]`, by keyword `lengths`,
     # `decoder_inputs`, `decoder_lengths`, in training `rng`, and other arguments of the
-    # module; returns its first result, or an `Output` if it also computes a loss.
+    # module; returns an `Output`, of its first result, and its loss if it computes one.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
     name: str  # of the class
@@ -156,8 +156,7 @@ def convert(module: Any) -> TorchModule:
         outputs = run(params, *inputs, rng=rng, **given)
         named = (outputs[x] for x in _LOSSES if x in outputs)
         loss = next((x for x in named if not x.ndim), None)
-        first = outputs[FIRST]
-        return first if loss is None else models.Output(first, (), loss=loss)
+        return models.Output(outputs[FIRST], (), loss=loss)
 
     forward.__name__ = f"{kind} of PyTorch"
     configs = "config", "generation_config"

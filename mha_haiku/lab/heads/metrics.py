@@ -4,9 +4,8 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 `[B, C]` for one per example. Targets of weight 0 do not count.
 """
 
-import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -50,8 +49,7 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
 
 
-@dataclasses.dataclass(frozen=True)
-class Loss:
+class Loss(NamedTuple):
     """The metric `loss`, with a name for its targets."""
 
     of: str  # such as "the next token"

@@ -94,7 +94,7 @@ def fit_gates(
     tuned = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     if config.clip_norm is not None:
         tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
-    of = {"model": optimizers.frozen(config, tuned)}
+    of = {"model": optimizers.make(config, steps=steps, own=tuned)}
     of["log_alpha"] = optax.adam(gate_learning_rate)
     optimizer = optax.chain(
         # The penalty depends only on the gates: its gradient is added to the gradient

@@ -33,11 +33,7 @@ def metrics(
     the share of examples whose nearest other example stays the same. A wrapped model
     has its metric, the loss that its module computes, or the loss of the targets.
 
-    Args:
-      subject: The model.
-      whole: The model to measure the drift from; by default this one.
-      examples: Examples as in `importance`; default: a task's held-out ones, or all
-        examples of a wrapped model.
+    Other examples are as in `importance`; a wrapped model may have its own.
     """
     if has_task(subject) and examples is None:
         vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
@@ -78,17 +74,18 @@ def held_out(
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
-    training = subject.config.training
-    count = training.evaluation_examples
-    batches = computation.Batches(subject, count, training.batch_size)
-    return _means(subject, example_rows.first(list(batches), count))
+    return _means(subject, example_rows.first(*_batches(subject)))
 
 
 def vectors_of(subject: RunSubject) -> np.ndarray | None:
     """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
     if "loss" in subject.task.metrics:
         return None
+    batches, count = _batches(subject)
+    return heads.drift.vectors(subject.model, subject.params, batches)[:count]
+
+
+def _batches(subject: RunSubject) -> tuple[list[tasks.Example], int]:
     training = subject.config.training
     count = training.evaluation_examples
-    batches = computation.Batches(subject, count, training.batch_size)
-    return heads.drift.vectors(subject.model, subject.params, batches)[:count]
+    return list(computation.Batches(subject, count, training.batch_size)), count

@@ -57,7 +57,7 @@ def save_run(
 ) -> Path:
     """Writes a pruned run at step 0, trains it on for some steps; returns its folder.
 
-    Options are those of `loop.train`. If a killed or interrupted process has left this
+    By `loop.train`, with its options. If a killed or interrupted process has left this
     run in the folder, it is trained to its end.
 
     Raises:

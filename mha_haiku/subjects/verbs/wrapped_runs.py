@@ -4,7 +4,6 @@ The folder of the latter has the examples, but not the function: the same call o
 same subject resumes the run.
 """
 
-import dataclasses
 import os
 from collections.abc import Mapping
 from typing import Any
@@ -30,8 +29,7 @@ from mha_haiku.subjects.verbs import saved_models, values
 from mha_haiku.training import tasks, train_step
 from mha_haiku.training.runs import checkpoints, configuration, folders
 
-_BATCHES = 8  # held-out ones that are evaluated, at most
-_SAVED = 4  # held-out examples whose maps are saved
+_BATCHES, _MAPS = 8, 4  # held-out batches to evaluate, and examples with maps, at most
 
 
 @verb
@@ -56,7 +54,8 @@ def train(
       workdir: The run's folder.
       steps: Number of steps.
       examples: Of a wrapped model, or an iterable of them. Defaults to its own.
-      optimizer: An optimizer of optax. Defaults to the run's, or to adamw at 1e-4.
+      optimizer: Of optax, for a wrapped model, as all that follows. Defaults to adamw
+        at 1e-4.
       loss: From logits and a batch to a number per example. Defaults to the metric of
         `mh.wrap`, what a module computes itself, or the cross-entropy of the targets.
       freeze: Patterns of names of modules or parameters that are not trained, with
@@ -68,21 +67,17 @@ def train(
       ConfigError: If the folder holds another run.
     """
     check_parameters(subject, "train")
-    fields = {"name": "optax"} if optimizer else {}
-    fields |= {"frozen": freeze} if freeze else {}
     if has_task(subject):
-        if any(x is not None for x in (examples, loss, batch_size)):
-            why = "has a task: it takes no examples, loss or batch_size"
-            refuse(subject, "train", why)
-        run = subject.replace(config=subject.config.replace(optimizer=fields))
-        saved = saved_models.save_run(run, workdir, steps=steps, optimizer=optimizer)
-        return Subject.of_folder(saved)
-    metric = loss or subject.metric
-    begun = begin(subject.replace(metric=metric), examples, batch_size or 8, fields)
+        if examples is not None or optimizer or loss or freeze or batch_size:
+            refuse(subject, "train", "has a config, which says all but steps")
+        return Subject.of_folder(saved_models.save_run(subject, workdir, steps=steps))
+    fields = {"name": "optax" if optimizer else "adamw", "frozen": freeze}
+    begun = subject.replace(metric=loss or subject.metric)
+    begun = begin(begun, examples, batch_size or 8, fields)
     size, options = begun.config.training.batch_size, {"optimizer": optimizer}
     saved_models.save_run(begun, workdir, steps=steps, model=begun.model, **options)
     folder = folders.Folder(checks.as_path(workdir))
-    stored = checkpoints.read(folder.checkpoints)
+    stored, name = checkpoints.read(folder.checkpoints), f"{subject.name}, step {steps}"
     abstract = train_step.Parameters(np.int32(0), begun.params)
     arrays = stored.arrays([f".{x}" for x in abstract._fields])
     params = jax.tree.map(jnp.asarray, checkpoints.restored(arrays, abstract).params)
@@ -94,24 +89,28 @@ def train(
         folder=folder,
         batches=[example_rows.taken(held_out, slice(i, i + size)) for i in starts],
     )
-    _save_maps(result, folder)
+    batch = example_rows.taken(held_out, slice(_MAPS))
+    if model_runs.parts(subject.model, result.params, batch):
+        found = maps.map_set(values.maps(result, batch), name=name)
+        outputs.claim(folder.attention, ["maps.npz"])
+        found.save(folder.attention / "maps.npz")
     return result
 
 
 def begin(
     subject: Subject, examples: Any, batch_size: int, fields: Mapping[str, Any]
 ) -> Any:
-    """Makes the subject of a run: a task of the examples, and parameters to train.
+    """Makes the subject of a run, with a task, and with parameters that are trained.
 
-    Integers, and what a module does not train, stay in the model. `fields` are of
-    `config.optimizer`.
+    `fields` are of `config.optimizer`.
     """
     if examples is None and (subject.batches is None or subject.folder is not None):
         refuse(subject, "train", "has no examples to train on; give examples=")
     examples = subject.batches if examples is None else examples
     batches = computation.batches_of(subject, examples)
     whole, fills = computation.with_loss(subject, batches[0]), False
-    if len({np.shape(x.inputs)[1:] for x in batches}) > 1:
+    of = {(x.inputs.shape[1:], x.targets.shape[1:], x.lengths is None) for x in batches}
+    if len(of) > 1:
         # Of a causal function, what comes after a text changes nothing.
         knows, is_loss = subject.codec.knows_lengths, computation.is_of_loss(subject)
         next_tokens = is_loss and computation.targets_of(subject, batches[0])
@@ -130,12 +129,11 @@ def begin(
     params = jax.tree_util.tree_map_with_path(trained, subject.params)
     model = whole._replace(init=lambda *_, **__: params, apply=apply)
     task = tasks.Wrapped.of_batch(batch, subject.name)
-    count = -(-len(task.held_out_data.inputs) // batch_size)
-    size = {"evaluation_examples": batch_size * min(count, _BATCHES)}
-    config = configuration.default_config(task).replace(
-        optimizer={"learning_rate": 1e-4, "warmup_steps": 10, **fields},
-        training={"batch_size": batch_size, **size},
-    )
+    count = min(_BATCHES, -(-len(task.held_out_data.inputs) // batch_size))
+    training = {"batch_size": batch_size, "evaluation_examples": batch_size * count}
+    optimizer = {"learning_rate": 1e-4, "warmup_steps": 10, **fields}
+    config = configuration.default_config(task)
+    config = config.replace(optimizer=optimizer, training=training)
     return subject.replace(params=params, model=model, task=task, config=config)
 
 
@@ -148,15 +146,3 @@ def _with_lengths(batch: tasks.Example) -> tasks.Example:
             lengths = counted.sum(1, dtype=np.int32)
             batch = batch._replace(**{f"{side}lengths": lengths})
     return batch
-
-
-def _save_maps(subject: Subject, folder: folders.Folder) -> None:
-    """Writes the maps of some held-out examples, for the page of the folder."""
-    assert subject.batches is not None
-    batch = example_rows.taken(subject.batches[0], slice(_SAVED))
-    if model_runs.parts(subject.model, subject.params, batch):
-        name = f"{subject.name}, step {subject.step}"
-        found = maps.map_set(values.maps(subject, batch), name=name)
-        outputs.claim(folder.attention, ["maps.npz"])
-        found = dataclasses.replace(found, step=subject.step)
-        found.save(folder.attention / "maps.npz")

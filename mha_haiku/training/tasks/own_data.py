@@ -140,10 +140,7 @@ class Wrapped(Arrays):
 
     @classmethod
     def of_batch(cls, batch: base.Example, of: str) -> "Wrapped":
-        """Makes the task; equal inputs are in the same part, at least one held out.
-
-        ValueError if an input has no axis of examples.
-        """
+        """Makes the task; equal inputs are in the same part, at least one held out."""
         batch = jax.tree.map(np.asarray, with_weights(batch))
         for name, x in (batch.others or {}).items():
             if x.shape[:1] != (len(batch.inputs),):
