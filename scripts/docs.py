@@ -1,176 +1,189 @@
-"""Builds the site of the documentation: the API reference, the guide, the READMEs.
+"""Builds the site of the documentation: guide, API reference, READMEs, gallery.
 
-Run: python scripts/docs.py --out=site
+Run: python scripts/docs.py --out=site --gallery
 
 The reference is made of the docstrings, by pdoc: it needs no network and no other file.
 Public names without a docstring are listed, and make the exit status 1.
 """
 
 import functools
+import html
 import inspect
+import itertools
+import json
+import os
 import pathlib
 import re
 import shutil
+import string
 import sys
-import tempfile
 import types
 from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
 
+from experiments import gallery as pictures  # noqa: E402
 from mha_haiku import commands  # noqa: E402
+from mha_haiku.core import checks  # noqa: E402
 
-# Folders with pages, pictures and notebooks that pages link to.
-_PLACES = ("configs", "experiments", "mha_haiku", "scripts", "tests")
+FILES = ROOT / "scripts" / "site"
+_PLACES = "experiments/guide", "configs", "experiments", "mha_haiku", "scripts", "tests"
 _LINK = re.compile(r"(\]\()([^):#\s]+)")
-_PAGE = """<!doctype html>
-<html lang="en">
-<head><meta charset="utf-8">
-<meta name="viewport" content="width=device-width, initial-scale=1">
-<meta name="color-scheme" content="light dark">
-<title>{title}</title>
-<style>
-body {{ font-family: sans-serif; line-height: 1.5; margin: 2rem auto; max-width: 50rem;
-       padding: 0 1rem }}
-img {{ max-width: 100% }}
-pre {{ overflow-x: auto; padding: 0.5rem; background: #8881 }}
-table {{ border-collapse: collapse; display: block; overflow-x: auto }}
-td, th {{ border: 1px solid #8885; padding: 0.2rem 0.5rem; text-align: left }}
-</style></head>
-<body>
-<nav><a href="{up}index.html">mha_haiku</a></nav>
-{content}
-</body>
-</html>
-"""
 
 
-def main(*, out: str = "site") -> int:
+class Page(NamedTuple):
+    """A page of the site, without its frame."""
+
+    path: str  # in the folder of the site
+    section: str  # of the menu; "" if it is not in the menu
+    title: str
+    content: str  # HTML: of a text, or a whole document of pdoc
+    entries: list[tuple[str, str, str]]  # of the search: title, address, text
+
+
+def main(*, out: str = "site", gallery: bool = False) -> int:
     """Writes the site.
 
     Args:
       out: Folder of the site; its content is replaced when all is written.
+      gallery: Whether to make the gallery of pages of maps, which takes minutes.
     """
-    from mha_haiku.core import checks
-
     folder = checks.as_path(out).resolve()
     if folder.exists() and not (folder / "mha_haiku.html").exists():
         raise checks.ConfigError(f"--out={out} is there, and is no site.")
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    # A site replaces the one before when it is whole.
-    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".site") as beside:
-        before, made = (pathlib.Path(beside, name) for name in ("before", "made"))
-        made.mkdir()
-        lacking = write_reference(made)
-        write_texts(made)
-        write_index(made)
-        if folder.exists():
-            folder.rename(before)
-        made.rename(folder)
-    count = len(list(folder.rglob("*.html")))
-    print(f"{count} pages, {folder / 'index.html'} is the first")
-    for name in lacking:
-        print(f"{name} has no docstring", file=sys.stderr)
+    modules = [*reference()]
+    shutil.rmtree(folder, ignore_errors=True)
+    pages = [*texts(folder), *modules]
+    if gallery:
+        text = pictures.write(folder / "gallery")
+        pages.insert(1, page_of("gallery/index.html", "Guide", text))
+    write(folder, pages)
+    print(f"{len(pages)} pages, {folder / 'index.html'} is the first")
+    lacking = [name for page in pages for name, _, text in page.entries if not text]
+    sys.stderr.writelines(f"{name} has no docstring\n" for name in lacking)
     return int(bool(lacking))
 
 
-def public_modules() -> dict[str, types.ModuleType]:
-    """Returns `mha_haiku` and its public modules, by their public names."""
+def reference_modules() -> dict[str, Any]:
+    """Makes pdoc's modules: of public names alone, which have public places."""
+    from pdoc import doc
+
     import mha_haiku
 
-    found = {"mha_haiku": mha_haiku}
+    public = {"mha_haiku": mha_haiku}
     names = ((x, getattr(mha_haiku, x)) for x in mha_haiku.__all__)
-    found |= {f"mha_haiku.{x}": y for x, y in names if inspect.ismodule(y)}
-    for module in found.values():
-        # pdoc does not see what a module imports when it is first asked for.
-        for name in getattr(module, "__all__", ()):
-            setattr(module, name, getattr(module, name))
-    return found
+    public |= {f"mha_haiku.{x}": y for x, y in names if inspect.ismodule(y)}
+    for module in [x for x in sys.modules.values() if x.__name__.startswith("mha_")]:
+        for each in vars(module).values():  # named alone, unless it is public
+            if inspect.isclass(each) and each.__module__.startswith("mha_haiku."):
+                each.__module__ = "builtins"
+    modules = {}
+    for name, module in reversed(public.items()):  # the package's own names win
+        modules[name] = types.ModuleType(name, module.__doc__)
+        own = {x: getattr(module, x) for x in module.__all__}
+        own = {x: y for x, y in own.items() if not inspect.ismodule(y)}
+        vars(modules[name]).update(own, __all__=list(own))
+        for each in own.values():
+            if inspect.isclass(each) or inspect.isfunction(each):
+                each.__module__ = name
+    return {name: doc.Module(modules[name]) for name in public}
 
 
-def write_reference(folder: pathlib.Path) -> list[str]:
-    """Writes a page per public module, and returns names without a docstring."""
-    from pdoc import doc, render
+def reference() -> Iterator[Page]:
+    """Makes a page per public module; classes begin with what users call."""
+    from pdoc import render
 
-    render.configure(
-        docformat="google", show_source=False, footer_text="mha_haiku", search=True
-    )
-    modules = {x.__name__: doc.Module(x) for x in public_modules().values()}
+    render.configure(docformat="google", show_source=False, search=False)
+    modules = reference_modules()
     for name, module in modules.items():
-        path = folder / f"{name.replace('.', '/')}.html"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(render.html_module(module, modules), encoding="utf-8")
-    search = render.search_index(modules)
-    (folder / "search.js").write_text(search, encoding="utf-8")
-    return sorted({name for x in modules.values() for name in _undocumented(x)})
+        path, entries = f"{name.replace('.', '/')}.html", []
+        for each in module.own_members:
+            members = [each]
+            if each.kind == "class":
+                rank = lambda x: (x[0].startswith("_"), x[1].kind != "function")  # noqa: E731
+                vars(each)["members"] = dict(sorted(each.members.items(), key=rank))
+                members += [x for x in each.own_members if x.name[0] != "_"]
+                fields = getattr(each.obj, "__annotations__", ())
+                members = [x for x in members if x.docstring or x.name not in fields]
+            members = [x for x in members if x.docstring or x.kind != "variable"]
+            entries += [
+                (x.fullname, f"{path}#{x.qualname}", x.docstring.partition("\n")[0])
+                for x in members
+            ]
+        content = render.html_module(module, modules).replace("builtins.", "")
+        yield Page(path, "Reference", name.replace("mha_haiku", "mh"), content, entries)
 
 
-def _undocumented(space) -> Iterator[str]:
-    """Yields classes and functions that pdoc shows and that have no docstring."""
-    for member in space.own_members:
-        is_ours = member.modulename.startswith("mha_haiku")
-        is_field = member.name in getattr(space.obj, "__annotations__", ())
-        if member.name.startswith("_") or not is_ours or is_field:
-            continue
-        if member.kind in ("class", "function") and not member.docstring:
-            yield member.fullname
-        if member.kind == "class":
-            yield from _undocumented(member)
-
-
-def write_texts(folder: pathlib.Path) -> None:
-    """Writes the guide and the READMEs, with the pictures and notebooks they show."""
-    inside = [path for place in _PLACES for path in sorted((ROOT / place).rglob("*"))]
-    for path in [*ROOT.glob("*.md"), *inside]:
-        target = folder / "text" / path.relative_to(ROOT)
+def texts(folder: pathlib.Path) -> Iterator[Page]:
+    """Makes pages of the guide and READMEs, and copies their pictures and notebooks."""
+    in_order = lambda path: re.sub(r"\d+", lambda x: x[0].zfill(3), str(path))  # noqa: E731
+    inside = (sorted((ROOT / x).rglob("*"), key=in_order) for x in _PLACES)
+    for path in dict.fromkeys(
+        [ROOT / "README.md", *itertools.chain(*inside), *ROOT.glob("*.md")]
+    ):
+        name = path.relative_to(ROOT)
         if path.suffix in (".ipynb", ".png"):
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(path, target)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(path, folder / name)
         elif path.suffix == ".md":
             text = path.read_text(encoding="utf-8")
             text = _LINK.sub(functools.partial(_led, path), text)
-            _write(folder, target.with_suffix(".html"), text)
+            section = "Guide" if path.parent.name == "guide" else ""
+            section = "Folders and results" if len(name.parts) == 2 else section
+            yield page_of(_address(path), section, text)
 
 
-def _led(path: pathlib.Path, found: re.Match) -> str:
-    """Changes a link of a text to its page, or to a folder's README."""
-    target = path.parent / found[2]
-    if target.is_dir():
-        has_text = (target / "README.md").exists()
-        return f"{found[1]}{found[2].rstrip('/')}/README.html" if has_text else found[0]
-    if target.suffix != ".md":
-        return found[0]
-    return f"{found[1]}{found[2].removesuffix('.md')}.html"
-
-
-def write_index(folder: pathlib.Path) -> None:
-    """Writes the first page, which leads to all."""
-    guide = folder / "text" / "experiments" / "guide"
-    pages = []
-    for path in sorted(guide.glob("*.html")):
-        title = path.stem[2:].replace("_", " ").capitalize()
-        pages.append(f"- [{title}]({path.relative_to(folder)})")
-    modules = [
-        f"- [`{name}`]({module.__name__.replace('.', '/')}.html): "
-        f"{(module.__doc__ or '').splitlines()[0]}"
-        for name, module in public_modules().items()
-    ]
-    text = ["# mha_haiku", "[README](text/README.html)", "## Guide", "\n".join(pages)]
-    text += ["## Reference", "\n".join(modules)]
-    _write(folder, folder / "index.html", "\n\n".join(text))
-
-
-def _write(folder: pathlib.Path, path: pathlib.Path, text: str) -> None:
+def page_of(path: str, section: str, text: str) -> Page:
+    """Makes a page of a text, whose first line is its title."""
     from pdoc import render_helpers
 
-    page = _PAGE.format(
-        title=text.splitlines()[0].lstrip("# "),
-        up="../" * (len(path.relative_to(folder).parts) - 1),
-        content=render_helpers.to_html(text),
-    )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(page, encoding="utf-8")
+    content = str(render_helpers.to_html(text))
+    title = text.partition("\n")[0].lstrip("# ")
+    said = " ".join(html.unescape(re.sub(r"<[^>]*>", " ", content)).split())
+    return Page(path, section, title, content, [(title, path, said)])
+
+
+def _led(path: pathlib.Path, link: re.Match) -> str:
+    """Changes a link of a text to its page, or to a folder's README."""
+    target = (path.parent / link[2]).resolve()
+    target = target / "README.md" if (target / "README.md").exists() else target
+    if target.suffix != ".md":
+        return link[0]
+    return link[1] + os.path.relpath(ROOT / _address(target), path.parent)
+
+
+def _address(path: pathlib.Path) -> str:
+    """Finds the place of a text in the site, where README is the first page."""
+    name = str(path.relative_to(ROOT).with_suffix(".html"))
+    return "index.html" if name == "README.html" else name
+
+
+def write(folder: pathlib.Path, pages: list[Page]) -> None:
+    """Writes pages in their order; site.js adds menu, search, and what is next."""
+    for page in pages:
+        up = "../" * page.path.count("/")
+        bar = _filled("bar.html", up=up, path=page.path)
+        if page.section == "Reference":  # pdoc has made the frame
+            style = f'<link rel="stylesheet" href="{up}site.css"></head>'
+            text = page.content.replace("</head>", style, 1)
+            text = re.sub(r"<main[^>]*>", rf"\g<0>{bar}", text, count=1)
+        else:
+            parts = {"title": html.escape(page.title), "content": page.content}
+            text = _filled("page.html", up=up, bar=bar, **parts)
+        target = folder / page.path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    listed = [(x.section, x.title, x.path, x.entries) for x in pages]
+    text = f"const sitePages = {json.dumps(listed)};\n"
+    (folder / "pages.js").write_text(text, encoding="utf-8")
+    shutil.copy(FILES / "site.css", folder)
+    shutil.copy(FILES / "site.js", folder)
+
+
+def _filled(name: str, **parts: str) -> str:
+    return string.Template((FILES / name).read_text("utf-8")).substitute(parts)
 
 
 if __name__ == "__main__":

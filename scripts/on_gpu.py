@@ -254,7 +254,7 @@ def check_maps(report: Report) -> None:
             "entropy": -(weights * logs).sum(-1).mean(-1),
             "largest_weight": weights.max(-1).mean(-1),
             "distance": (weights * distance).sum(-1).mean(-1),
-            "first_position": weights[..., 0].mean(-1),
+            "first_token": weights[..., 0].mean(-1),
             "received": weights.sum(-2),
         }
         report.check(f"maps, {title}: weights", actual, weights, tolerance)

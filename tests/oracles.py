@@ -145,12 +145,14 @@ def map_statistics(
         "squared_weights": (weights**2).sum(-1),
         "largest_weight": weights.max(-1),
         "distance": mass(np.abs(t - s)),
-        "first_position": mass(s == 0),
+        "first_token": mass(s == 0),
     }
-    for name, offset in (("previous", -1), ("own", 0), ("next", 1)):
-        rows[f"{name}_position"] = mass(s == t + offset)
+    offsets = {"previous_token": -1, "own_position": 0, "next_token": 1}
+    for name, offset in offsets.items():
+        rows[name] = mass(s == t + offset)
         largest = weights == weights.max(-1, keepdims=True)
-        rows[f"largest_at_{name}"] = (largest & (s == t + offset)).any(-1)
+        at = f"largest_at_{name.partition('_')[0]}"
+        rows[at] = (largest & (s == t + offset)).any(-1)
     if positions is not None:
         rows["chosen_positions"] = mass(positions[..., None, None, :])
     if tokens is not None:
@@ -158,7 +160,7 @@ def map_statistics(
         own = tokens[..., None, :, None]
         rows["same_token"] = mass(key_tokens[..., None, None, :] == own)
         before = np.roll(key_tokens, 1, -1)[..., None, None, :]
-        rows["induction"] = mass((before == own) & (s > 0) & (s <= t))
+        rows["after_same_token"] = mass((before == own) & (s > 0) & (s <= t))
     if scores is not None:
         rows["max_score"] = np.where(counts, scores.max(-1), -np.inf)
     squared = mass((t - s) ** 2)

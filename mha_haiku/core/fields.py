@@ -26,6 +26,8 @@ import numpy as np
 
 from mha_haiku.core import checks
 
+__all__ = ["Field", "OneOf", "Section", "declared", "field", "integer"]
+
 Check = Callable[[str, Any], Any]
 
 

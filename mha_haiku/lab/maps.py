@@ -65,14 +65,6 @@ class Seen(NamedTuple):
             numbers=self.numbers | shares, evidence=evidence, places=None
         )
 
-    def of_heads(self, chosen: Any) -> "Seen":
-        """Keeps some heads."""
-        masked = self.masked
-        if masked is not None and masked.shape[1] > 1:
-            masked = masked[:, chosen]
-        others = self._replace(masked=None)
-        return jax.tree.map(lambda x: x[:, chosen], others)._replace(masked=masked)
-
 
 def known(
     attention_map: attention.AttentionMap,
@@ -305,6 +297,7 @@ def map_set(
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
+    whole = dataclasses.replace(whole, columns={**whole.columns, **found.columns})
     return with_why(whole, found.why) if found.why and only is None else whole
 
 

@@ -18,7 +18,7 @@ from mha_haiku.records import Column, Heads, means
 # Names and labels of statistics where it is known which positions they are of.
 NAMES = {
     "chosen_positions": (
-        "separators",
+        "separator",
         "attention on special tokens after the first position, such as [SEP]",
     )
 }

@@ -16,6 +16,7 @@ from mha_haiku.core import attention, display, models
 from mha_haiku.core.attention import map_sites
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.records import Layer, labels
+from mha_haiku.records.heads import Columns
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -38,6 +39,7 @@ class TextMaps(Sequence):
     images: Sequence[np.ndarray] = ()  # of the keys of each example, uint8
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     name: str = ""  # of the model, for the title of a page
+    columns: Columns = dataclasses.field(default_factory=dict)  # numbers of all heads
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 

@@ -40,29 +40,29 @@ def load(path: str | os.PathLike[str], kind: type, *, written_by: str) -> Any:
 
     `written_by` is the command that writes such files, for error messages.
     """
-    found = arrays.read_npz(checks.as_path(path))
-    stored = json.loads(str(found.pop(_FIELDS, "{}")))
+    named = arrays.read_npz(checks.as_path(path))
+    stored = json.loads(str(named.pop(_FIELDS, "{}")))
     if stored.get("format") != FORMAT:
         raise FormatError(
             f"{path} is not in format {FORMAT}, which this version reads. Write it "
             f"again with\n{written_by}"
         )
-    return fields.decoded(kind, stored["record"], found)
+    return fields.decoded(kind, stored["record"], named)
 
 
 def _encoded(
-    value: Any, name: str, found: dict[str, np.ndarray], names: dict[int, str]
+    value: Any, name: str, named: dict[str, np.ndarray], names: dict[int, str]
 ) -> Any:
     """Encodes a value as JSON; an array becomes its name."""
     # `names` has the names of arrays by id, so that a repeated array is stored once.
 
     def inner(part: Any, key: str | int) -> Any:
-        return _encoded(part, f"{name}.{key}" if name else str(key), found, names)
+        return _encoded(part, f"{name}.{key}" if name else str(key), named, names)
 
     if isinstance(value, np.ndarray):
         if id(value) not in names:
             names[id(value)] = name
-            found[name] = value.astype(np.str_) if value.dtype == object else value
+            named[name] = value.astype(np.str_) if value.dtype == object else value
         return names[id(value)]
     if isinstance(value, Mapping):
         return {key: inner(part, key) for key, part in value.items()}

@@ -276,8 +276,8 @@ class Heads(Result):
             for i, layer in enumerate(self.layers)
             for h, head in enumerate(layer.heads)
         }
-        wanted = [[places.get((x.index, head)) for head in x.heads] for x in layers]
-        return columns_at(wanted, self.columns)
+        sources = [[places.get((x.index, head)) for head in x.heads] for x in layers]
+        return columns_at(sources, self.columns)
 
     def table(self, by: str = "layer") -> tables.Table:
         """Makes a row per head, with its numbers, their standard errors and ranks.
@@ -297,9 +297,9 @@ class Heads(Result):
         keys += ["layer", "head", *self.names]
         columns = list(map(tables.Column, keys))
         for name, column in self.numbers.items():
-            shown = tables.WITH_ERROR if column.is_ranked else "{0:.3g}"
+            pattern = tables.WITH_ERROR if column.is_ranked else "{0:.3g}"
             csv = (name, f"{name}_standard_error")
-            columns.append(tables.Column(name, column.unit, shown, csv))
+            columns.append(tables.Column(name, column.unit, pattern, csv))
             if column.ranks is not None and not np.isnan(column.ranks).all():
                 csv = (f"{name}_rank_low", f"{name}_rank_high")
                 columns.append(tables.Column(f"{name} rank", "", tables.RANGE, csv))

@@ -79,9 +79,9 @@ def visible(text: str) -> str:
     A space is ␣, a line break ↵, a carriage return ⇠, a tab ⇥, the empty text ∅; any
     other invisible character is its code point, such as U+200B.
     """
-    shown = "".join(map(_visible_character, text)) or "∅"
+    symbols = "".join(map(_visible_character, text)) or "∅"
     # A combining mark without a base character gets the usual dotted circle.
-    return "◌" + shown if unicodedata.combining(shown[0]) else shown
+    return "◌" + symbols if unicodedata.combining(symbols[0]) else symbols
 
 
 def one_line(text: str) -> str:
@@ -103,8 +103,8 @@ def _is_of_word(character: str) -> bool:
 def _visible_character(character: str) -> str:
     # Not to be printed: controls, invisible formatting, lone surrogates, unassigned
     # characters, odd spaces and line ends.
-    shown = character if character.isprintable() else _code_point(character)
-    return _SYMBOLS.get(character, shown)
+    symbol = character if character.isprintable() else _code_point(character)
+    return _SYMBOLS.get(character, symbol)
 
 
 def _code_point(character: str) -> str:

@@ -10,14 +10,14 @@ key bins, which are single positions in a whole map.
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
 from mha_haiku.core import display
-from mha_haiku.records import Column, Heads, Layer, archive
+from mha_haiku.records import Column, Heads, Layer, archive, heads
 
 MOST_LIKELIEST = 3
 
@@ -95,8 +95,7 @@ class Why(NamedTuple):
     """Why heads look there: the largest terms of the scores of N cells.
 
     Attributes:
-      components: The components of queries and keys: "token", "head 0.3", with the
-        numbers of its layer and head.
+      components: The components of queries and keys: "token", "layer 0, head 3".
       cells: `[N, 4]` integers: layer, head, positions of query and key.
       scores: `[N]`.
       pairs: `[N, n, 2]` integers, places in `components`, at the query and at the key.
@@ -108,6 +107,13 @@ class Why(NamedTuple):
     scores: np.ndarray
     pairs: np.ndarray
     terms: np.ndarray
+
+    def of_heads(self, rows: Sequence[Sequence[int]]) -> "Why":
+        """Keeps the cells of some heads of each layer, which are counted anew."""
+        kept = np.array([h in rows[i] for i, h, *_ in self.cells], bool)
+        one = Why(self.components, *(x[kept] for x in self[1:]))
+        cells = [[i, rows[i].index(h), *at] for i, h, *at in one.cells.tolist()]
+        return one._replace(cells=np.array(cells, int).reshape(-1, 4))
 
 
 class Answers(NamedTuple):
@@ -163,6 +169,18 @@ class Example(NamedTuple):
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""
         return self.masked[layer] if self.masked else None
 
+    def of_heads(self, rows: Sequence[Sequence[int]]) -> "Example":
+        """Keeps some heads of each layer."""
+
+        def kept(x: np.ndarray | None, row: Sequence[int]) -> np.ndarray | None:
+            return x if x is None or x.ndim == 2 else x[list(row)]
+
+        return self._replace(
+            weights=tuple(map(kept, self.weights, rows)),
+            masked=self.masked and tuple(map(kept, self.masked, rows)),
+            why=self.why and self.why.of_heads(rows),
+        )
+
     def drawn(self, layer: int) -> np.ndarray:
         """Returns the weights of a layer, NaN where a mask leaves none."""
         weights, masked = self.weights[layer], self.masked_cells(layer)
@@ -200,27 +218,20 @@ class MapSet:
         parts = display.count(num_layers, "layer")
         parts += f" of up to {display.count(num_heads, 'head')}"
         parts += f", {display.count(len(self.examples), 'example')}"
-        return f"MapSet({self.name!r}: {parts}, {len(self.heads.numbers)} statistics)"
+        parts += f", {display.count(len(self.heads.numbers), 'statistic')}"
+        return f"MapSet({self.name!r}: {parts})"
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 
     @classmethod
-    def load(
-        cls,
-        path: str | os.PathLike[str],
-        *,
-        written_by: str = "python -m mha_haiku dump_attention --workdir=...",
-    ) -> "MapSet":
+    def load(cls, path: str | os.PathLike[str]) -> "MapSet":
         """Loads the set in a file of `save`.
-
-        Args:
-          path: The file.
-          written_by: The command that writes such a file, for the message of an error.
 
         Raises:
           ConfigError: If the file is missing, damaged or of another version.
         """
-        return archive.load(path, cls, written_by=written_by)
+        command = "python -m mha_haiku dump_attention --workdir=..."
+        return archive.load(path, cls, written_by=command)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Writes the set, whole or not at all, as `showing.archive` says.
@@ -249,6 +260,23 @@ class MapSet:
     def mean(self) -> Example | None:
         """The mean of examples, or None."""
         return next((example for example in self.examples if example.is_mean), None)
+
+    def of_heads(self, names: Collection[str]) -> "MapSet":
+        """Keeps the heads of these names in each layer."""
+        rows = [
+            [h for h, name in enumerate(layer.heads) if name in names]
+            for layer in self.layers
+        ]
+        places = [[(i, h) for h in row] for i, row in enumerate(rows)]
+        pairs = zip(self.layers, rows, strict=True)
+        return dataclasses.replace(
+            self,
+            layers=tuple(
+                x._replace(heads=tuple(x.heads[h] for h in row)) for x, row in pairs
+            ),
+            examples=tuple(x.of_heads(rows) for x in self.examples),
+            columns=heads.columns_at(places, self.columns),
+        )
 
     def only(self, example: int, layers: Sequence[int]) -> "MapSet":
         """Takes an example's maps of some layers, and nothing else."""

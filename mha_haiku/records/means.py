@@ -17,9 +17,9 @@ def mean(values: np.ndarray) -> np.ndarray:
 def standard_error(values: np.ndarray) -> np.ndarray:
     """Returns the standard error of `mean`; NaN for fewer than two values."""
     values = np.asarray(values, np.float64)
-    known = ~np.isnan(values)
-    count = known.sum(0)
-    squares = np.where(known, values - mean(values), 0) ** 2
+    is_number = ~np.isnan(values)
+    count = is_number.sum(0)
+    squares = np.where(is_number, values - mean(values), 0) ** 2
     variance = squares.sum(0) / np.where(count > 1, count - 1, np.nan)
     return np.sqrt(variance / np.maximum(count, 1))
 

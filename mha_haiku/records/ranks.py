@@ -22,7 +22,7 @@ _SHARE = 0.95  # of resamples in an interval
 _RESAMPLES = 1000
 
 
-def rank_intervals(found: Measured) -> np.ndarray:
+def rank_intervals(heads: Measured) -> np.ndarray:
     """Computes bootstrap intervals of the ranks of heads by their importance.
 
     An interval contains 95 % of 1,000 resamples, which draw the examples with
@@ -44,19 +44,19 @@ def rank_intervals(found: Measured) -> np.ndarray:
     """
     import scipy.stats
 
-    values = found.per_example
+    values = heads.per_example
     if values is None:
-        raise ValueError("found must have per_example, got only means.")
-    count, known = len(values), ~np.isnan(values)
-    is_ranked = known.sum(0) > 1
+        raise ValueError("heads must have per_example, got only means.")
+    count, is_number = len(values), ~np.isnan(values)
+    is_ranked = is_number.sum(0) > 1
     result = np.full((*is_ranked.shape, 2), np.nan)
     if not is_ranked.any():
         return result
-    values, known = values[:, is_ranked], known[:, is_ranked]
+    values, is_number = values[:, is_ranked], is_number[:, is_ranked]
     generator = np.random.default_rng(0)
     draws = generator.multinomial(count, np.full(count, 1 / count), _RESAMPLES)
-    drawn = draws @ known.astype(np.float64)
-    sums = draws @ np.where(known, values, 0)
+    drawn = draws @ is_number.astype(np.float64)
+    sums = draws @ np.where(is_number, values, 0)
     means = sums / np.where(drawn, drawn, np.nan)
     ranks = scipy.stats.rankdata(-means, axis=-1, nan_policy="omit")
     ends = np.nanquantile(ranks, [(1 - _SHARE) / 2, (1 + _SHARE) / 2], axis=0)
@@ -86,5 +86,5 @@ def rank_correlation(first: Measured, second: Measured) -> float:
     one, other = one[~np.isnan(one)], other[~np.isnan(other)]
     if np.ptp(one) == 0 or np.ptp(other) == 0:
         return float("nan")
-    found = scipy.stats.spearmanr(one, other)
-    return float(found.statistic)  # pyright: ignore[reportAttributeAccessIssue]
+    result = scipy.stats.spearmanr(one, other)
+    return float(result.statistic)  # pyright: ignore[reportAttributeAccessIssue]

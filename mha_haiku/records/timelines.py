@@ -71,10 +71,10 @@ def _lost(steps: np.ndarray, values: np.ndarray) -> np.ndarray:
     return np.where(is_lost.any(-1), 1, np.nan)[:, None]
 
 
-_HEAD, _AT = "head {i}.{h}: ", " at step {step:,}"
+_HEAD, _AT = "layer {i}, head {h}: ", " at step {step:,}"
 _ALARMS: tuple[tuple[str, _Measure, str], ...] = (
     ("entropy", _crossed(0.05, -1), f"{_HEAD}entropy fell below 0.05 nats{_AT}"),
-    ("first_position", _crossed(0.9, 1), f"{_HEAD}over 0.9 on the first position{_AT}"),
+    ("first_token", _crossed(0.9, 1), f"{_HEAD}over 0.9 on the first token{_AT}"),
     ("padding", _crossed(0.01, 1), f"{_HEAD}over 0.01 on padding{_AT}"),
     (
         "max_score",

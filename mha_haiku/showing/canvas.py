@@ -68,11 +68,11 @@ class Scale(NamedTuple):
 
         A unit that is not among `_OPEN_UNITS` measures a share: the scale goes up to 1.
         """
-        known = values[np.isfinite(values)]
-        top = rounded_up(np.abs(known).max(initial=0.0))
-        if (known < 0).any() and (known > 0).any():
+        finite = values[np.isfinite(values)]
+        top = rounded_up(np.abs(finite).max(initial=0.0))
+        if (finite < 0).any() and (finite > 0).any():
             return cls(-top, top, "RdBu_r")
-        if (known < 0).any():
+        if (finite < 0).any():
             return cls(-top, 0.0, "viridis_r")
         if unit not in _OPEN_UNITS:
             top = max(1.0, top)

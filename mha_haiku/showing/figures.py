@@ -65,7 +65,6 @@ def pictures(
 def of_example(
     maps: MapSet,
     *,
-    heads: Sequence[str] | None = None,
     scale: str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
@@ -75,11 +74,10 @@ def of_example(
 ) -> "Figure":
     """Draws the heads of a set of one example, whose layers have the same axes.
 
-    `heads` are names of heads, by default all of each layer. Tokens are shown up to 64
-    positions. The scale is "linear" or "root" (small weights are seen), by default
-    "linear" up to 32 keys, else "root". It ends at `largest`, by default the largest
-    weight of these maps. The size is in inches, by default from the number of heads and
-    a panel's `side`. The note is a line below the title.
+    Tokens are shown up to 64 positions. The scale is "linear" or "root" (small weights
+    are seen), by default "linear" up to 32 keys, else "root". It ends at `largest`, by
+    default the largest weight of these maps. The size is in inches, by default from the
+    number of heads and a panel's `side`. The note is a line below the title.
     """
     import matplotlib.colors
 
@@ -88,12 +86,8 @@ def of_example(
     first, *others = maps.layers
     sides = one.axes(first)
     queries, keys, aligned = sides.queries, sides.keys, sides.aligned_cells()
-    rows_of_layers = [
-        [(i, layer.heads.index(x)) for x in heads or layer.heads if x in layer.heads]
-        for i, layer in enumerate(maps.layers)
-    ]
-    places = [place for row in rows_of_layers for place in row]
-    count, widths = len(places), {len(row) for row in rows_of_layers}
+    places = [(i, h) for i, x in enumerate(maps.layers) for h in range(len(x.heads))]
+    count, widths = len(places), {len(layer.heads) for layer in maps.layers}
     if not 0 < count <= _MOST_PANELS:
         raise ValueError(
             f"heads and layer must choose from 1 to {_MOST_PANELS} maps for a figure, "
@@ -186,10 +180,10 @@ def _label(axes: "Axes", axis: Axis, which: str, inches: float) -> None:
         points = 7
         lines = points if which == "y" else 0.7 * points * len(names[-1])
     step = math.ceil(1.1 * lines * bins / (72 * inches))
-    shown = range(0, bins, step if has_tokens else max(step, _step(bins)))
+    places = range(0, bins, step if has_tokens else max(step, _step(bins)))
     is_turned = which == "x" and has_tokens and max(map(len, names)) > 1
     style = {"fontsize": points, "parse_math": False, "rotation": 90 * is_turned}
-    set_ticks(shown, [names[i] for i in shown], **style)
+    set_ticks(places, [names[i] for i in places], **style)
     axes.tick_params(length=2, pad=2)
 
 

@@ -24,17 +24,17 @@ _COLUMNS = 4  # of heat maps in a picture
 _MOST_NAMES = 200  # of heads below their bars; of more heads every n-th is named
 
 
-def picture(found: Heads, *, title: str | None = None) -> "Figure":
+def picture(heads: Heads, *, title: str | None = None) -> "Figure":
     """Draws the columns of a record; the title defaults to the record's title.
 
     A column that ranks heads has a row with the heads by layer and in order; any other
     column is a heat map.
     """
-    title = title or found.title
-    ranked = {name: x for name, x in found.columns.items() if x.is_ranked}
+    title = title or heads.title
+    ranked = {name: x for name, x in heads.columns.items() if x.is_ranked}
     if ranked:
-        return _in_order(ranked, found.layers, title)
-    return _by_layer(found.numbers, found.layers, title)
+        return _in_order(ranked, heads.layers, title)
+    return _by_layer(heads.numbers, heads.layers, title)
 
 
 def _by_layer(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure":
@@ -63,14 +63,14 @@ def _in_order(numbers: Columns, layers: Sequence[Layer], title: str) -> "Figure"
     num_layers, num_heads = next(iter(numbers.values())).mean.shape
     across = (max(2.6, 0.35 * num_heads), max(4.0, 0.16 * num_layers * num_heads))
     has_errors = any(_errors(column) is not None for column in numbers.values())
-    shown = "mean and standard error" if has_errors else "mean"
+    heights = "mean and standard error" if has_errors else "mean"
 
     sheet = canvas.sheet(
         sum(across) + 2.4,
         0.9 + len(numbers) * max(2.2, 0.3 * num_layers + 1),
         title=title,
         note="Left: a cell is a head, with its name. Right: the most important "
-        f"head first, {shown}.{_gray(numbers, layers)}",
+        f"head first, {heights}.{_gray(numbers, layers)}",
     )
     grid = sheet.subplots(
         len(numbers), 2, squeeze=False, gridspec_kw={"width_ratios": across}
@@ -144,10 +144,12 @@ def _draw_bars(
     label = "" if numbers.label == name else numbers.label
     axes.set_title(label, fontsize=8, loc="left", parse_math=False)
     axes.tick_params(labelsize=7)
-    axes.set_xlabel("kind.layer.head" if kinds else "layer.head", fontsize=8)
+    axes.set_xlabel(
+        "head: kind.layer.head" if kinds else "head: layer.head", fontsize=8
+    )
     step = math.ceil(len(order) / _MOST_NAMES) or 1
-    shown = order[::step].tolist()
-    names = [f"{layers[i].address}.{layers[i].heads[h]}" for i, h in shown]
+    some = order[::step].tolist()
+    names = [f"{layers[i].address}.{layers[i].heads[h]}" for i, h in some]
     axes.set_xticks(range(0, len(order), step), names, fontsize=6, rotation=90)
 
 

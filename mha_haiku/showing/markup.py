@@ -58,10 +58,10 @@ def tag(name: str, *content: str, **attributes: str | int) -> Html:
     Invisible characters become visible symbols.
     """
     inside = "".join(x if isinstance(x, Html) else escaped(x) for x in content)
-    given = "".join(
+    pairs = "".join(
         f' {key}="{html.escape(str(value))}"' for key, value in attributes.items()
     )
-    return Html(f"<{name}{given}>{inside}</{name}>")
+    return Html(f"<{name}{pairs}>{inside}</{name}>")
 
 
 def escaped(text: str) -> str:
@@ -90,13 +90,13 @@ def heat_table(
     meanings: Sequence[str] = (),
     scales: Sequence[canvas.Scale],
     titles: np.ndarray | None = None,
-    shown: np.ndarray | None = None,
+    texts: np.ndarray | None = None,
     corner: str = "head",
 ) -> Html:
     """Renders a table whose cells have the colors of their numbers `[R, H]`.
 
     `corner` describes the columns, which have names or numbers. Tooltips have the
-    meaning of a row and the title of a cell (by default its number). `shown` is the
+    meaning of a row and the title of a cell (by default its number). `texts` is the
     text in the cells (by default their numbers, unless there are many columns); cells
     of NaN are empty.
     """
@@ -112,11 +112,11 @@ def heat_table(
             if np.isnan(number):
                 cells.append(tag("td", style=_CELL))
                 continue
-            text = canvas.number(number) if shown is None else str(shown[i, j])
+            text = canvas.number(number) if texts is None else str(texts[i, j])
             color, ink = paint(number, scales[i])
             style = f"{_CELL};background:{color};color:{ink}"
             title = text if titles is None else str(titles[i, j])
-            inside = text if has_room or shown is not None else ""
+            inside = text if has_room or texts is not None else ""
             cells.append(tag("td", inside, style=style, title=title))
         lines.append(tag("tr", *cells))
     return tag("table", *lines, style="border-collapse:collapse;font-size:12px")

@@ -54,7 +54,7 @@ class Grid(NamedTuple):
             columns=self.columns,
             scales=[self._scale()] * len(self.rows),
             titles=self.titles,
-            shown=self.texts,
+            texts=self.texts,
             corner=self.axes[1],
         )
         return markup.block(self.title, table, note=self.note)
@@ -98,10 +98,10 @@ def rows_table(rows: Iterable[Mapping[str, Any]], digits: int) -> markup.Html:
     """Renders rows as a table, numbers rounded to digits and texts as tokens."""
     rows = list(rows)
     names = [column.name for column in tables.of_rows(rows).columns]
-    given = [[row.get(name, "") for name in names] for row in rows]
+    values = [[row.get(name, "") for name in names] for row in rows]
     cells = [
         [f"{x:.{digits}g}" if isinstance(x, float) else visible(x) for x in row]
-        for row in given
+        for row in values
     ]
     return markup.plain_table(cells, columns=names)
 
@@ -112,10 +112,10 @@ def shows(kind: type, grid: Callable[[Any], Grid]) -> None:
     plots.figure_of.register(kind, lambda value, *, title: grid(value).figure(title))
 
 
-def _of_heads(found: records.Heads) -> Grid:
+def _of_heads(heads: records.Heads) -> Grid:
     """Makes the grid of the roles of heads, or of the first column."""
-    name = ROLE if ROLE in found else next(iter(found))
-    column = found[name]
+    name = ROLE if ROLE in heads else next(iter(heads))
+    column = heads[name]
     if not column.mean.size:
         raise ValueError("there are no heads.")
     values, texts, titles = column.mean, None, None
@@ -131,11 +131,11 @@ def _of_heads(found: records.Heads) -> Grid:
         note += ", mean ± standard error"
     return Grid(
         values,
-        [layer.name for layer in found.layers],
+        [layer.name for layer in heads.layers],
         list(map(str, range(values.shape[1]))),
         column.unit,
-        title=found.title,
-        note="; ".join([note, *found.notes]),
+        title=heads.title,
+        note="; ".join([note, *heads.notes]),
         texts=texts,
         titles=titles,
         axes=("layer", "head"),
@@ -143,23 +143,23 @@ def _of_heads(found: records.Heads) -> Grid:
 
 
 @readings.fragment.register
-def _(found: records.Heads) -> markup.Html:
+def _(heads: records.Heads) -> markup.Html:
     """Shows one column as cells, and all columns in a folded table."""
-    if len(found.layers) == 1 and len(found.numbers) > 1:
-        return readings.of_one_layer(found)
-    cells = _of_heads(found).html()
-    if len(found.columns) == 1:
+    if len(heads.layers) == 1 and len(heads.numbers) > 1:
+        return readings.of_one_layer(heads)
+    cells = _of_heads(heads).html()
+    if len(heads.columns) == 1:
         return cells
-    summary = markup.tag("summary", f"{len(found.columns)} columns")
-    table = markup.preformatted(found.text())
+    summary = markup.tag("summary", f"{len(heads.columns)} columns")
+    table = markup.preformatted(heads.text())
     return markup.Html(cells + markup.tag("details", summary, table))
 
 
 @plots.figure_of.register(records.Heads)
-def _(found: records.Heads, *, title: str | None) -> "Figure":
-    if found.first.names is not None:
-        return _of_heads(found).figure(title)
-    return head_figures.picture(found, title=title)
+def _(heads: records.Heads, *, title: str | None) -> "Figure":
+    if heads.first.names is not None:
+        return _of_heads(heads).figure(title)
+    return head_figures.picture(heads, title=title)
 
 
 def bars(

@@ -12,7 +12,6 @@ text. The page's policy lets only its script run.
 """
 
 import base64
-import collections
 import functools
 import hashlib
 import html
@@ -21,14 +20,15 @@ import json
 import math
 import string
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from mha_haiku.records import labels, map_set
-from mha_haiku.records.heads import OFFSET, ROLE
+from mha_haiku.records.heads import ROLE
 from mha_haiku.records.map_set import Axes, Axis, Dossier, Example, MapSet
+from mha_haiku.records.roles import ROLES
 
 VERSION = 2
 Pack = Callable[..., dict[str, Any]]  # `encode` with its options
@@ -40,32 +40,12 @@ _LONGEST_TOKEN = 200
 # Texts of an axis, above which they are compressed.
 _MOST_PLAIN_TOKENS = 1024
 _PREDICTED = "token predicted"  # the label of an axis
-_MOST_SAID = 3  # heads that the sentence below the title names
 _FEWEST_QUERIES = 16  # of which a role can be told
-# How heads of a role attend.
-_ROLES = {
-    "aligned": "where the task expects",
-    "previous_token": "to the previous token",
-    "next_token": "to the next token",
-    "own_position": "from each token to itself",
-    "first_token": "to the first token",
-    "separator": "to separators",
-    "induction": "to what followed the same token before",
-    "positional": "to a fixed distance",
-    "anti_diagonal": "in reverse order",
-    "monotonic": "in the order of the other text",
-    "uniform": "evenly to everything",
-    "broad": "broadly",
-}
-_VAGUE = {"uniform", "broad"}
-# Their scores are no shares of attention, and are not compared with such.
-_BY_LARGEST = {"aligned", "positional", "anti_diagonal", "monotonic"}
-_NO_ROLE = "no_clear_role"
 
 
-def render(shown: Dossier) -> str:
+def render(dossier: Dossier) -> str:
     """Renders the page, a whole HTML document, to be stored as UTF-8."""
-    return document("viewer", shown.title, contents(shown))
+    return document("viewer", dossier.title, contents(dossier))
 
 
 def document(name: str, title: str, content: Any) -> str:
@@ -74,21 +54,22 @@ def document(name: str, title: str, content: Any) -> str:
     def source(file: str) -> str:
         return folder.joinpath(file).read_text("utf-8")
 
-    folder = importlib.resources.files("mha_haiku.showing").joinpath(name)
-    script = "\n".join(map(source, source("order.txt").split()))
+    folder = importlib.resources.files("mha_haiku.showing")
+    names = [f"{name}/{x}" for x in source(f"{name}/order.txt").split()]
+    script = "\n".join(source(x) for x in names if x.endswith(".js"))
     # Inside a function, so that its names are not global in the browser's window.
     script = f"(() => {{\n'use strict';\n{script}}})();\n"
-    styles = sorted(x.name for x in folder.iterdir() if x.name.endswith(".css"))
-    style = "\n".join(map(source, styles))
+    style = "\n".join(source(x) for x in ["page.css", *names] if x.endswith(".css"))
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; "
         f"style-src '{_digest(style)}'; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    return string.Template(source(f"{name}.html")).substitute(
+    return string.Template(source("page.html")).substitute(
         policy=policy,
         title=html.escape(labels.one_line(title)),
         style=style,
+        body=source(f"{name}/body.html"),
         script=script,
         data=to_json(content),
     )
@@ -106,7 +87,7 @@ def to_json(value: Any) -> str:
     return text
 
 
-def contents(shown: Dossier) -> dict[str, Any]:
+def contents(dossier: Dossier) -> dict[str, Any]:
     """Converts a dossier to the JSON values that viewer/data.js reads.
 
     NaN is None, and packed values are base64 of zlib. Codes (see `encode`) have their
@@ -114,29 +95,31 @@ def contents(shown: Dossier) -> dict[str, Any]:
     `precision`, of all maps. `keys` are None if they are the queries. A kind of layers
     has its axes, images and answers instead of the example's, and its `alignment`.
     """
-    examples = [example for each in shown.sets for example in each.examples]
+    examples = [example for each in dossier.sets for example in each.examples]
     maps = [weights for example in examples for weights in example.weights]
     cells = sum(weights.size for weights in maps)
-    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not shown.rounding else 1
+    bytes_per_cell = 2 if cells <= _MOST_FINE_CELLS and not dossier.rounding else 1
     levels = _LEVELS[bytes_per_cell]
     signed = any((weights < 0).any() for weights in maps)
     pack = functools.partial(
-        encode, levels=levels, rounding=shown.rounding, signed=signed
+        encode, levels=levels, rounding=dossier.rounding, signed=signed
     )
-    sets = [_set(each, pack) for each in shown.sets]
+    sets = [_set(each, pack) for each in dossier.sets]
     largest = max(float(np.nanmax(np.abs(x), initial=0.0)) for x in maps)
     # To one digit, upwards, as the page says it.
-    error = largest * (2 if signed else 1) / levels + shown.rounding / 2
+    error = largest * (2 if signed else 1) / levels + dossier.rounding / 2
     unit = 10 ** math.floor(math.log10(error or 1))
     return {
         "version": VERSION,
-        "title": labels.one_line(shown.title),
-        "notes": list(map(labels.one_line, _notes(shown))),
+        "title": labels.one_line(dossier.title),
+        "notes": list(map(labels.one_line, _notes(dossier))),
         "levels": levels,
         "signed": signed,
         "bytes_per_cell": bytes_per_cell,
         "precision": math.ceil(error / unit) * unit,
         "largest": largest,
+        "fewest_queries": _FEWEST_QUERIES,
+        "roles": {name: role.attends for name, role in ROLES.items()},
         "sets": sets,
     }
 
@@ -192,7 +175,6 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
         ]
     return {
         "name": labels.one_line(maps.name),
-        "step": maps.step,
         "layers": [
             {
                 "name": labels.one_line(layer.name),
@@ -213,103 +195,9 @@ def _set(maps: MapSet, pack: Pack) -> dict[str, Any]:
             for name, number in maps.heads.numbers.items()
         ],
         "roles": roles,
-        "said": _sentence(maps),
         "missing": [list(map(labels.one_line, pair)) for pair in maps.missing],
         "examples": [_example(example, pack) for example in maps.examples],
     }
-
-
-def _sentence(maps: MapSet) -> list[str | list]:
-    """Describes in sentences what the heads of a set do, and which to look at first."""
-    said = _of_roles(maps) if ROLE in maps.columns else []
-    measured = (x for x in maps.columns.values() if x.ranks is not None)
-    if (number := next(measured, None)) is not None:
-        values = np.where(np.isnan(number.mean), -np.inf, number.mean)
-        unit = labels.one_line(number.unit)
-        heads = [
-            [_head(maps, *place), f" {values[place]:.3g} {unit}"]
-            for place in _largest(values)
-        ]
-        parts = [part for head in heads for part in (*head, "; ")][:-1]
-        said += [f"Most important ({labels.one_line(number.label)}): ", *parts, "."]
-    return said
-
-
-def _of_roles(maps: MapSet) -> list[str | list]:
-    names, scores = maps.columns[ROLE].names, maps.columns[ROLE].mean
-    if names is None or not (names != "").any():
-        return []
-    queries = [
-        sum(len(x.axes(layer).queries.tokens) for x in maps.examples if not x.is_mean)
-        for layer in maps.layers
-    ]
-    are_few = np.array(queries) < _FEWEST_QUERIES
-    if are_few.all():
-        return [f"The text is too short to tell roles: {max(queries)} queries. "]
-    names = np.where(are_few[:, None], "", names)
-    counts = collections.Counter(name for name in names.flat if name)
-    others, total = counts.pop(_NO_ROLE, 0), counts.total()
-    does = {
-        name: _ROLES.get(name, f"as {labels.one_line(name.replace('_', ' '))}")
-        for name, _ in counts.most_common()
-    }
-    if total + others == 1:
-        (does_it,) = [f"attends {y}" for y in does.values()] or ["has no clear role"]
-        said: list[str | list] = [f"The one head {does_it}. "]
-    else:
-        said = [_counted(counts, does, others)]
-    # The clearest head of each role, and of these the clearest ones, by the share of
-    # attention on what the role is about; where the score is none, after the others.
-    best = np.full((2, *names.shape), -np.inf)
-    for name in does.keys() - _VAGUE:
-        of_role = np.where((names == name) & ~np.isnan(scores), scores, -np.inf)
-        place = np.unravel_index(np.argmax(of_role), names.shape)
-        best[int(name in _BY_LARGEST), *place] = of_role[place]
-    clearest = []
-    for place in [*_largest(best[0]), *_largest(best[1])][:_MOST_SAID]:
-        name = str(names[place])
-        does_it = _at_distance(maps, place) if name == "positional" else does[name]
-        clearest += [_head(maps, *place), f" {does_it} ({scores[place]:.2f})", "; "]
-    return [*said, "The clearest: ", *clearest[:-1], ". "] if clearest else said
-
-
-def _counted(counts: Mapping[str, int], does: Mapping[str, str], others: int) -> str:
-    parts = [f"{counts[x]} attend{'s' * (counts[x] == 1)} {y}" for x, y in does.items()]
-    if others:
-        parts.append(f"{others} {'has' if others == 1 else 'have'} no clear role")
-    return f"Of {sum(counts.values()) + others} heads {_listed(parts)}. "
-
-
-def _at_distance(maps: MapSet, place: tuple[int, ...]) -> str:
-    """Says at which distance a positional head attends, where that is known."""
-    if OFFSET not in maps.columns:
-        return _ROLES["positional"]
-    before = int(maps.columns[OFFSET].mean[place])
-    is_cross = maps.layers[place[0]].kind == "cross"
-    if not before:
-        other = "to the same position of the other text"
-        return other if is_cross else _ROLES["own_position"]
-    where = "before" if before > 0 else "after"
-    of = "the same one of the other text" if is_cross else "each token"
-    return f"to the position {abs(before)} {where} {of}"
-
-
-def _largest(values: np.ndarray) -> list[tuple[int, ...]]:
-    """Finds the places of the few largest numbers; -inf is none."""
-    order = np.argsort(-values, axis=None, kind="stable")
-    places = zip(*np.unravel_index(order[:_MOST_SAID], values.shape), strict=True)
-    return [place for place in places if np.isfinite(values[place])]
-
-
-def _head(maps: MapSet, layer: int, head: int) -> list[str | int]:
-    shown_layer = maps.layers[layer]
-    name = labels.one_line(f"{shown_layer.name}, head {shown_layer.heads[head]}")
-    return [name, int(layer), int(head)]
-
-
-def _listed(parts: Sequence[str]) -> str:
-    *others, last = parts
-    return f"{', '.join(others)} and {last}" if others else last
 
 
 def _example(example: Example, pack: Pack) -> dict[str, Any]:
@@ -348,15 +236,15 @@ def _axis(axis: Axis) -> dict[str, Any]:
         _cut(text) if token else ""
         for text, token in zip(spelled, axis.tokens, strict=True)
     ]
-    shown = {"tokens": _texts(tokens), "edges": edges}
+    content = {"tokens": _texts(tokens), "edges": edges}
     special = [i for i, x in enumerate(axis.tokens) if labels.is_special(x)]
     if special and not axis.is_pooled:
-        shown["special"] = special
+        content["special"] = special
     if axis.label:
-        shown["label"] = labels.one_line(axis.label)
+        content["label"] = labels.one_line(axis.label)
     if any(axis.notes):
-        shown["notes"] = _texts(list(map(labels.one_line, axis.notes)))
-    return shown
+        content["notes"] = _texts(list(map(labels.one_line, axis.notes)))
+    return content
 
 
 def _texts(texts: list[str]) -> list[str] | str:
@@ -382,7 +270,7 @@ def _answers(example: Example) -> dict[str, Any] | None:
             labels.piece(text, tokens[position]) if are_pieces else labels.visible(text)
         )
 
-    shown = [
+    rows = [
         [
             None if whole else position,
             "" if whole else _cut(names[position]),
@@ -409,8 +297,8 @@ def _answers(example: Example) -> dict[str, Any] | None:
         "whole": whole,
         "right": sum(answer == target for answer, target in counted),
         "counted": len(counted),
-        "total": len(shown),
-        "shown": shown[:_MOST_ANSWERS],
+        "total": len(rows),
+        "shown": rows[:_MOST_ANSWERS],
     }
 
 
@@ -428,24 +316,24 @@ def _images(images: np.ndarray | None) -> dict[str, Any] | None:
 
 
 def _why(why: map_set.Why) -> dict[str, Any]:
-    shown = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
+    content = {name: getattr(why, name).tolist() for name in ("cells", "pairs")}
     for name in ("scores", "terms"):
-        shown[name] = [
+        content[name] = [
             [float(f"{x:.4g}") for x in row]
             for row in getattr(why, name).reshape(len(why.cells), -1).tolist()
         ]
-    return {"components": list(map(labels.one_line, why.components))} | shown
+    return {"components": list(map(labels.one_line, why.components))} | content
 
 
-def _notes(shown: Dossier) -> list[str]:
+def _notes(dossier: Dossier) -> list[str]:
     """Explains pooled maps and a decoder's maps, and names maps with NaN."""
-    layers = [layer for maps in shown.sets for layer in maps.layers]
-    first = shown.sets[0].examples[0]
+    layers = [layer for maps in dossier.sets for layer in maps.layers]
+    first = dossier.sets[0].examples[0]
     pooling = dict.fromkeys(first.axes(layer).pooling for layer in layers)
-    notes = [*shown.notes, *filter(None, pooling)]
+    notes = [*dossier.notes, *filter(None, pooling)]
     of_decoder = {
         layer.kind: first.axes(layer).queries.label
-        for layer in shown.sets[0].layers
+        for layer in dossier.sets[0].layers
         if layer.kind in ("decoder", "cross")
     }
     if of_decoder:
@@ -458,7 +346,7 @@ def _notes(shown: Dossier) -> list[str]:
             "A row of a decoder or cross map is a position of the decoder: it has read "
             f"the target up to there, and predicts the next token. {named}."
         )
-    for maps in shown.sets:
+    for maps in dossier.sets:
         places = [
             f"{example.name}, {layer.name}, head {layer.heads[head]}"
             for example in maps.examples
@@ -466,7 +354,7 @@ def _notes(shown: Dossier) -> list[str]:
             for head in np.flatnonzero(np.isnan(weights).any((1, 2))).tolist()
         ]
         if places:
-            of = f" of {maps.name}" if len(shown.sets) > 1 else ""
+            of = f" of {maps.name}" if len(dossier.sets) > 1 else ""
             count = "One map" if len(places) == 1 else f"{len(places)} maps"
             notes.append(f"{count}{of} with weights that are NaN, first: {places[0]}.")
     return notes

@@ -65,10 +65,10 @@ class View:
         return self.inline
 
 
-def view(value: Any, **given: Any) -> View:
+def view(value: Any, **options: Any) -> View:
     """Shows objects without attention maps; arguments as in `show`."""
     content, title = fragment(value), type(value).__name__
-    for name, each in given.items():
+    for name, each in options.items():
         if each is not None:
             raise ValueError(f"{name} must be None for {title}, which has no maps.")
     return View(title, _document(title, content), content)
@@ -102,11 +102,11 @@ def _(result: Result) -> markup.Html:
     return markup.block(result.title, markup.plain_table(table.texts(), columns=names))
 
 
-def of_one_layer(found: Heads) -> markup.Html:
+def of_one_layer(heads: Heads) -> markup.Html:
     """Renders a row per number of the heads of one layer."""
-    numbers = found.numbers
+    numbers = heads.numbers
     values = np.concatenate([column.mean for column in numbers.values()])
-    unknown = np.full_like(found.mean, np.nan)
+    unknown = np.full_like(heads.mean, np.nan)
     errors = [x.standard_error for x in numbers.values()]
     errors = np.concatenate([unknown if x is None else x for x in errors])
     table = markup.heat_table(
@@ -116,8 +116,8 @@ def of_one_layer(found: Heads) -> markup.Html:
         scales=[canvas.Scale.of(x.mean, x.unit) for x in numbers.values()],
         titles=with_errors(values, errors),
     )
-    notes = "; ".join([*found.notes, "each row has its own color scale."])
-    return markup.block(found.title, table, note=notes[0].upper() + notes[1:])
+    notes = "; ".join([*heads.notes, "each row has its own color scale."])
+    return markup.block(heads.title, table, note=notes[0].upper() + notes[1:])
 
 
 @fragment.register

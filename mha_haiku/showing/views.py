@@ -20,9 +20,9 @@ def of_dossier(whole: Dossier, *, budget: int) -> View:
       ValueError: If not even the smallest cut fits.
     """
     size = 0
-    for shown in byte_budget.cuts(whole, budget):
-        html = page.render(shown)
-        inline = _inline(shown, html)
+    for part in byte_budget.cuts(whole, budget):
+        html = page.render(part)
+        inline = _inline(part, html)
         if (size := len(inline.encode())) <= budget:
             return View(whole.title, html, inline)
     raise ValueError(f"budget must be at least {size:,} bytes here, got {budget:,}.")

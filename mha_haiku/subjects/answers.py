@@ -169,13 +169,13 @@ class Rollout(Result):
         ]
 
 
-def _of_rollout(found: Rollout) -> Grid:
+def _of_rollout(rollout: Rollout) -> Grid:
     return Grid(
-        found.shares,
-        [f"up to layer {i}" for i in found.layers],
-        [visible(x) for x in found.tokens],
+        rollout.shares,
+        [f"up to layer {i}" for i in rollout.layers],
+        [visible(x) for x in rollout.tokens],
         "share",
-        title=found.title,
+        title=rollout.title,
         note="A cell is the share of an input in the position, up to a layer.",
     )
 
@@ -192,14 +192,16 @@ def _of_lens(lens: Lens) -> Grid:
     )
 
 
-def _of_compositions(found: Compositions) -> Grid:
-    known = ~np.isnan(found.scores)
+def _of_compositions(compositions: Compositions) -> Grid:
+    is_number = ~np.isnan(compositions.scores)
     senders, receivers = (
-        np.argwhere(known.any(others)).tolist() for others in ((2, 3), (0, 1))
+        np.argwhere(is_number.any(others)).tolist() for others in ((2, 3), (0, 1))
     )
     if not senders:
         raise ValueError("there is no layer that reads another one.")
-    values = np.array([[found.scores[*a, *b] for b in receivers] for a in senders])
+    values = np.array(
+        [[compositions.scores[*a, *b] for b in receivers] for a in senders]
+    )
     rows, columns = (
         [f"{layer}.{head}" for layer, head in x] for x in (senders, receivers)
     )
@@ -208,8 +210,9 @@ def _of_compositions(found: Compositions) -> Grid:
         rows,
         columns,
         "composition",
-        title=found.title,
-        note="Rows write, columns read; layer and head. Random weights are not at 0.",
+        title=compositions.title,
+        note="Random weights are not at 0.",
+        axes=("writing head", "reading head"),
     )
 
 

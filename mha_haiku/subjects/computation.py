@@ -99,7 +99,7 @@ def program(subject: Subject, function: Callable) -> Callable:
     """Compiles the function; its results are on all devices."""
     placement = subject.placement
     if placement is None:
-        return jax.jit(function)
+        return model_runs.jit(function)
     return placement.program(function, num_scalars=0, returns_state=False)
 
 
@@ -290,22 +290,26 @@ def with_loss(subject: Subject, batch: tasks.Example) -> models.Model:
 
 def _sees_next(subject: Subject, batch: tasks.Example) -> bool:
     """Checks whether a map gives weight to keys after the query."""
+    shares = _later(subject.model)(subject.params, batch)
+    return max(map(float, shares.values()), default=0.0) > _SEEN
+
+
+@model_runs.compiled
+def _later(
+    model: models.Model, params: Any, batch: tasks.Example
+) -> dict[str, jax.Array]:
+    """Computes the largest share of a query's weights on later keys, per map."""
     size = np.shape(batch.inputs)[1]
 
     def later(map_: attention.AttentionMap) -> jax.Array:
         if map_.shape[-2:] != (size, size) or not map_.shape[-3]:
             return jnp.zeros(())
-        map_ = model_runs.without_padding(map_, subject.model, batch, "")
+        map_ = model_runs.without_padding(map_, model, batch, "")
         mask = map_.weighting.mask & masks.causal()
         causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
         return (map_.row_sums() - causal.row_sums()).max()
 
-    def look(params: Any) -> dict:  # compiled without logits, which nothing reads
-        at = {"*/map": later}
-        return model_runs.look(subject.model, params, batch, at, strict=False)[1]
-
-    shares = jax.jit(look)(subject.params)
-    return max(map(float, shares.values()), default=0.0) > _SEEN
+    return model_runs.look(model, params, batch, {"*/map": later}, strict=False)[1]
 
 
 def metric_name(subject: Subject, name: str | None = None) -> str | None:

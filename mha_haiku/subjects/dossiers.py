@@ -16,10 +16,10 @@ def of_folder(folder: str | os.PathLike) -> map_set.Dossier:
     folder = checks.as_path(folder)
     above = folder.resolve().parents[:3]
     root = next((x for x in above if folders.Folder(x).config.exists()), None)
-    shown = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
-    shown = dataclasses.replace(shown, step=None)
+    maps = _with_importance(map_set.MapSet.load(folder / "maps.npz"), root)
+    maps = dataclasses.replace(maps, step=None)
     note = "The exact numbers are in maps.npz next to this page."
-    return map_set.Dossier(shown.name, (shown,), notes=(note,))
+    return map_set.Dossier(maps.name, (maps,), notes=(note,))
 
 
 def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
@@ -31,16 +31,17 @@ def _with_importance(maps: map_set.MapSet, root: Path | None) -> map_set.MapSet:
     if path.exists():
         # What an earlier version measured is to be measured again, as of another step.
         with contextlib.suppress(archive.FormatError):
-            found = Heads.load(path, written_by=written_by)
-            if found.step == maps.step and _are_measures(found):
-                columns = {**maps.columns, **found.at(maps.layers)}
+            importance = Heads.load(path, written_by=written_by)
+            if importance.step == maps.step and _are_measures(importance):
+                others = {x: y for x, y in maps.columns.items() if x != "importance"}
+                columns = others | importance.at(maps.layers)
                 return dataclasses.replace(maps, columns=columns)
     return dataclasses.replace(maps, missing=(("importance", written_by),))
 
 
-def _are_measures(found: Heads) -> bool:
+def _are_measures(record: Heads) -> bool:
     """Checks whether all columns are measures of importance, as they are labeled."""
-    for name, column in found.columns.items():
+    for name, column in record.columns.items():
         if name not in heads.MEASURES:
             return False
         start, _, end = heads.MEASURES[name].label.partition("{metric}")

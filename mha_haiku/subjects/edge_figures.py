@@ -57,9 +57,9 @@ def _of_patched(patched: heads.Patched) -> Grid:
     )
 
 
-def _change(found: heads.Patched | heads.Edges) -> str:
+def _change(result: heads.Patched | heads.Edges) -> str:
     """Says what the numbers of patching are."""
-    count = len(found.base)
+    count = len(result.base)
     pairs = "one pair" if count == 1 else f"the mean of {count} pairs"
     return f"change of the metric, {pairs}"
 
@@ -79,8 +79,9 @@ def _of_edges(edges: heads.Edges) -> Grid:
         [f"{graph.label(x)} {kind * (kind in 'qkv')}".strip() for *x, kind in columns],
         edges.unit,
         title=f"Paths: {_change(edges)}",
-        note="Rows write, columns read, by queries (q), keys (k) or values (v); the "
-        f"metric is {edges.unit}.",
+        note="Columns read by queries (q), keys (k) or values (v); the metric is "
+        f"{edges.unit}.",
+        axes=("writing head", "reading head"),
     )
 
 
@@ -210,7 +211,7 @@ def headline(circuit: heads.Circuit) -> str:
 
 @readings.fragment.register
 def _(what: heads.Circuit) -> markup.Html:
-    names = {"sender": "sender", "receiver": "receiver", "kind": "read as"}
+    names = {"sender": "writing head", "receiver": "reading head", "kind": "read as"}
     names["value"] = what.edges.unit
     rows = ({names[x]: row[x] for x in names} for row in what.rows())
     parts = [rows_table(rows, digits=3)]

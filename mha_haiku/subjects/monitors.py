@@ -24,7 +24,7 @@ from mha_haiku.records.heads import Layer
 from mha_haiku.showing import timelines as pages
 
 _logger = logging.getLogger("mha_haiku")
-STATISTICS = "max_score", "entropy", "first_position", "largest_weight", "padding"
+STATISTICS = "max_score", "entropy", "first_token", "largest_weight", "padding"
 _AGAIN = "rematted_computation"  # what jax.checkpoint runs again, for the gradient
 _PAGE_GROWTH = 1.1  # of the steps from page to page, as all of them are drawn in each
 _MOST_PROGRAMS = 8  # of one monitor: for other shapes the oldest is compiled again
@@ -43,8 +43,8 @@ class Monitor:
     `mh.attend` itself are not seen in a `jax.checkpoint` that is differentiated.
 
     Numbers are of all examples of a step: means, or the largest where that is the
-    statistic. Alarms, such as "head 3.5: entropy fell below 0.05 nats at step 1,850",
-    are logged as warnings.
+    statistic. Alarms, such as "layer 3, head 5: entropy fell below 0.05 nats at step
+    1,850", are logged as warnings.
 
     Args:
       function: A train step, compiled or not, of arrays and other arguments.

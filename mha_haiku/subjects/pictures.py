@@ -41,6 +41,7 @@ _LONGEST_TITLE = 80  # characters of a text
 def show(
     maps_or_run: Any,
     *,
+    heads: int | Sequence[int] | None = None,
     tokens: Any = None,
     key_tokens: Any = None,
     compare: Any = None,
@@ -57,6 +58,7 @@ def show(
         (as from `look`), or a model's output with its maps; a subject or one of its
         answers; a `MapSet`; a run, or the path of its folder; statistics, importance,
         roles, or a mask.
+      heads: A head of each layer, or a list of heads. Defaults to all.
       tokens: The text (or numbers) of each query, `[T]`, or of each example `[N, T]`; a
         string has one for each character. N counts all batch axes. For an
         encoder-decoder these are the tokens that the decoder reads.
@@ -81,14 +83,14 @@ def show(
     """
     checks.positive_integer("budget", budget)
     texts = {"tokens": tokens, "key_tokens": key_tokens}
-    found = text_maps.text_maps(maps_or_run, **texts)
-    if found is not None and compare is None:
-        one = maps.map_set(found)
-        whole = Dossier(_title(found, one), (one,))
-    elif found is not None:
-        whole = _compared(found, compare, **texts)
+    all_maps = text_maps.text_maps(maps_or_run, **texts)
+    if all_maps is not None and compare is None:
+        one = maps.map_set(all_maps)
+        whole = Dossier(_title(all_maps, one), (one,))
+    elif all_maps is not None:
+        whole = _compared(all_maps, compare, **texts)
     elif not has_own(maps_or_run):
-        return readings.view(maps_or_run, **texts, compare=compare)
+        return readings.view(maps_or_run, **texts, compare=compare, heads=heads)
     else:
         for name, text in texts.items():
             if text is not None:
@@ -97,10 +99,11 @@ def show(
                     "show(run.maps(text), tokens=...) shows others."
                 )
         whole = dossier_of(maps_or_run, compare)
-    return views.of_dossier(whole, budget=budget)
+    sets = tuple(_of_heads(each, heads) for each in whole.sets)
+    return views.of_dossier(whole._replace(sets=sets), budget=budget)
 
 
-def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
+def _compared(all_maps: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
     other_name, compare = named(compare)
     other = text_maps.text_maps(compare, **texts)
     if other is None:
@@ -108,13 +111,13 @@ def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
             "compare must be attention maps, as what is shown, got "
             f"{type(compare).__name__}."
         )
-    ends = (list(text_maps.layers_of(x.maps).values())[-1] for x in (found, other))
+    ends = (list(text_maps.layers_of(x.maps).values())[-1] for x in (all_maps, other))
     text_maps.check_sizes(dict(zip(("maps", "compare"), ends, strict=True)))
     if other.tokens is other.key_tokens is None:
-        unknown = {name: getattr(found, name) for name in texts}
+        unknown = {name: getattr(all_maps, name) for name in texts}
         other = dataclasses.replace(other, **unknown)
     first, second = (
-        maps.map_set(found, name=found.name or "first"),
+        maps.map_set(all_maps, name=all_maps.name or "first"),
         maps.map_set(other, name=other_name or "second"),
     )
     # The page has one text for both.
@@ -128,7 +131,7 @@ def _compared(found: text_maps.TextMaps, compare: Any, **texts: Any) -> Dossier:
             f"{_spelled(others)} for {_spelled(tokens)}.\nShow each text by itself, or "
             "give tokens= that suit both."
         )
-    return Dossier(_title(found, first), (first, second))
+    return Dossier(_title(all_maps, first), (first, second))
 
 
 def _spelled(sides: Sequence[tuple]) -> str:
@@ -136,15 +139,15 @@ def _spelled(sides: Sequence[tuple]) -> str:
     return repr(labels.beginning(keys or queries, _LONGEST_TITLE))
 
 
-def _title(found: text_maps.TextMaps, shown_set: MapSet) -> str:
+def _title(all_maps: text_maps.TextMaps, shown_set: MapSet) -> str:
     tokens = shown_set.examples[0].keys.tokens
     text = labels.beginning(tokens, _LONGEST_TITLE)
     if len(shown_set.inputs) > 1 and text:
         text += f" (and {len(shown_set.inputs) - 1} more)"
-    name = found.name.rpartition("/")[2]  # of a repository or a folder
+    name = all_maps.name.rpartition("/")[2]  # of a repository or a folder
     if title := ": ".join(filter(None, (name, text))):
         return title
-    of_layers = text_maps.layers_of(found.maps)
+    of_layers = text_maps.layers_of(all_maps.maps)
     first = next(iter(of_layers.values()))
     layers = f"{len(of_layers)} layers, " if len(of_layers) > 1 else ""
     shape = " x ".join(map(str, first.shape[-3:]))
@@ -201,14 +204,16 @@ def plot(
         width, height = (checks.positive_number("size", x) for x in size)
         size = width, height
     texts = {"tokens": tokens, "key_tokens": key_tokens}
-    found = text_maps.text_maps(what, **texts)
+    all_maps = text_maps.text_maps(what, **texts)
     with canvas.style():
-        if found is not None:
-            of_layers = text_maps.layers_of(found.maps)
+        if all_maps is not None:
+            of_layers = text_maps.layers_of(all_maps.maps)
             count = math.prod(list(of_layers.values())[-1].shape[:-3])
             checks.integer_in("example", example, 0, count - 1)
             chosen = _chosen_layers(list(of_layers), layer)
-            whole = maps.map_set(found, layers=chosen, only=example, has_numbers=False)
+            whole = maps.map_set(
+                all_maps, layers=chosen, only=example, has_numbers=False
+            )
         elif _is_saved(what) or (has_own(what) and not _is_file(what)):
             if tokens is not None or key_tokens is not None:
                 raise ValueError(
@@ -229,23 +234,22 @@ def plot(
             if size is not None:
                 figure.set_size_inches(size)
             return figure
-        names = None if heads is None else _names_of(whole, heads)
-        return figures.of_example(whole, heads=names, size=size, title=title)
+        return figures.of_example(_of_heads(whole, heads), size=size, title=title)
 
 
-def _chosen_layers(layers: Sequence[Layer], wanted: int | str | None) -> list[int]:
-    """Returns the indices of the wanted layers, which are of one kind."""
-    kinds = [layer.kind for layer in layers]
-    if wanted is None:
+def _chosen_layers(layers: Sequence[Layer], layer: int | str | None) -> list[int]:
+    """Returns the indices of a layer, or of all layers of a kind."""
+    kinds = [x.kind for x in layers]
+    if layer is None:
         return [i for i, kind in enumerate(kinds) if kind == kinds[-1]]
-    if not isinstance(wanted, str):
-        return [checks.integer_in("layer", wanted, 0, len(layers) - 1)]
-    if wanted in kinds:
-        return [i for i, kind in enumerate(kinds) if kind == wanted]
-    names = [layer.name.removeprefix("layer ") for layer in layers]
+    if not isinstance(layer, str):
+        return [checks.integer_in("layer", layer, 0, len(layers) - 1)]
+    if layer in kinds:
+        return [i for i, kind in enumerate(kinds) if kind == layer]
+    names = [x.name.removeprefix("layer ") for x in layers]
     addresses = [name.replace(" ", ".") for name in names]
-    checks.choice("layer", wanted, [*dict.fromkeys(filter(None, kinds)), *addresses])
-    return [addresses.index(wanted)]
+    checks.choice("layer", layer, [*dict.fromkeys(filter(None, kinds)), *addresses])
+    return [addresses.index(layer)]
 
 
 def _is_file(what: Any) -> bool:
@@ -277,8 +281,11 @@ def has_own(value: Any) -> bool:
     return isinstance(value, MapSet | Subject | folders.Run | str | os.PathLike)
 
 
-def map_set_of(value: Any) -> MapSet:
-    """Collects maps, and numbers of heads, over the held-out examples of a run."""
+def map_set_of(value: Any, **options: Any) -> MapSet:
+    """Collects maps, and numbers of heads, over the held-out examples of a run.
+
+    Options are as of `dumps.measured`.
+    """
     if isinstance(value, MapSet):
         return value
     if isinstance(value, str | os.PathLike):
@@ -297,6 +304,7 @@ def map_set_of(value: Any) -> MapSet:
         means=False,
         weights=value.task.sequence_length <= maps.WHOLE,
         devices=jax.local_devices()[:1],
+        **options,
     )
 
 
@@ -319,7 +327,7 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
             if compare is None:
                 return whole
             value = dataclasses.replace(whole.sets[-1], name=whole.title)
-    first = map_set_of(value)
+    first = map_set_of(value, importance=True)
     if compare is None:
         alone = dataclasses.replace(first, name="", step=None)
         return Dossier(first.name, (alone,))
@@ -333,13 +341,15 @@ def dossier_of(value: Any, compare: Any = None) -> Dossier:
     return Dossier(f"{first.name} and {other.title}", both)
 
 
-def _names_of(whole: MapSet, heads: int | Sequence[int]) -> list[str]:
-    """Lists the names of heads, which are their numbers in the unpruned model."""
+def _of_heads(whole: MapSet, heads: int | Sequence[int] | None) -> MapSet:
+    """Keeps heads by their names, which are their numbers in the unpruned model."""
+    if heads is None:
+        return whole
     numbers = np.ravel(heads).tolist()
     if not numbers:
         raise ValueError("heads must be a number or a list of them, got none.")
     names = sorted({name for layer in whole.layers for name in layer.heads}, key=int)
-    return [checks.choice("heads", str(number), names) for number in numbers]
+    return whole.of_heads([checks.choice("heads", str(x), names) for x in numbers])
 
 
 def named(value: Any) -> tuple[str, Any]:
@@ -354,14 +364,14 @@ def named(value: Any) -> tuple[str, Any]:
 
 
 @readings.fragment.register
-def _(found: attention.Statistics) -> markup.Html:
-    return readings.of_one_layer(statistics.heads_of(found))
+def _(record: attention.Statistics) -> markup.Html:
+    return readings.of_one_layer(statistics.heads_of(record))
 
 
 @plots.figure_of.register(attention.Statistics)
 def _(what: attention.Statistics, *, title: str | None) -> "Figure":
-    found = statistics.heads_of(what)
-    return head_figures.picture(found, title=title or "Statistics of heads")
+    record = statistics.heads_of(what)
+    return head_figures.picture(record, title=title or "Statistics of heads")
 
 
 # --- In a notebook, by itself

@@ -3,7 +3,6 @@
 B batch, T positions.
 """
 
-import collections
 import dataclasses
 import functools
 import itertools
@@ -218,13 +217,13 @@ class Subject:
         for pair in pairs:
             arguments.check("a head", pair, tuple[int, int])
         parts = parts_of(self)
-        by_path: dict[str, list[int]] = {}
+        closed = [np.zeros(len(part.names), bool) for part in parts]
         for layer, head in pairs:
-            path = part_with(parts, layer, head)
-            path = f"/{path}" if path else ""  # from the first part of names
-            by_path.setdefault(path, []).append(head)
-        edits = itertools.starmap(heads.edits.ablate, by_path.items())
-        return self.edited(dict(collections.ChainMap(*edits)))
+            index = part_index(parts, layer)
+            checks.integer_in("head", head, 0, len(closed[index]) - 1)
+            closed[index][head] = True
+        names = [f"{part.path}/heads".removeprefix("/") for part in parts]
+        return self.edited(heads.edits.without(names, closed))
 
 
 if TYPE_CHECKING:

@@ -55,18 +55,12 @@ def example(
     return map_set.Example(name, queries, keys, tuple(maps), hidden)
 
 
-def maps(*examples: map_set.Example, name: str = "", step: int | None = None):
-    return map_set.MapSet(name, layers(), examples or (example(),), step)
+def maps(*examples: map_set.Example, name: str = ""):
+    return map_set.MapSet(name, layers(), examples or (example(),))
 
 
 def show(*sets: map_set.MapSet, title: str = "a title", **more) -> map_set.Dossier:
     return map_set.Dossier(title, sets or (maps(),), **more)
-
-
-def steps() -> map_set.Dossier:
-    """Returns three steps of a training."""
-    sets = [maps(example(seed=10 * s), name=f"step {s}", step=s) for s in (1, 30, 200)]
-    return show(*sets)
 
 
 def hostile() -> map_set.Dossier:

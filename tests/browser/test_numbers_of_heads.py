@@ -1,4 +1,4 @@
-"""The overview of heads: full roles, meanings of numbers, orders, steps."""
+"""The overview of heads: full roles, meanings of numbers, orders."""
 
 import dataclasses
 
@@ -11,10 +11,10 @@ from tests.browser import samples
 from tests.browser.samples import H, L
 
 
-def _maps(name: str = "", *, shape=(L, H), step: int | None = None, **more):
+def _maps(name: str = "", *, shape=(L, H), **more):
     mean = np.arange(shape[0] * shape[1], dtype=float).reshape(shape)
     return dataclasses.replace(
-        samples.maps(name=name, step=step),
+        samples.maps(name=name),
         columns={
             "squared_weights": records.Column(mean, "weight²", "sum of squares"),
             "entropy": records.Column(mean, "nats", "entropy"),
@@ -65,20 +65,6 @@ def test_a_click_on_a_role_shows_its_heads_and_on_a_name_that_head(drawn, monkey
     assert opened.locator(".head:not(.dimmed)").count() == L * H
     opened.get_by_role("button", name="layer 0, head 0", exact=True).first.click()
     assert opened.inner_text("#detail-title").startswith("layer 0, head 0")
-
-
-@pytest.mark.slow
-def test_earlier_steps_say_where_the_numbers_are(drawn):
-    first = samples.maps(name="step 1", step=1)
-    opened = drawn(samples.show(first, _maps("step 2", step=2)), address="#set=0")
-    said = (
-        "Of earlier steps maps and roles alone are saved; the numbers of step 2 are "
-        "shown there."
-    )
-    assert said in opened.inner_text("#panels .standing")
-    opened.locator("#step").fill("1")
-    opened.locator("#step-now", has_text="step 2").wait_for()
-    assert said not in opened.inner_text("#panels .standing")
 
 
 @pytest.mark.slow

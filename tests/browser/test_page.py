@@ -132,26 +132,6 @@ def test_pointing_reads_a_cell_and_marks_both_tokens(drawn):
 
 
 @pytest.mark.slow
-def test_slider_and_play_go_over_the_steps(drawn, cells, viridis):
-    shown = samples.steps()
-    opened = drawn(shown, address="#range=own")
-    slider = opened.locator("#step")
-    slider.focus()
-    opened.keyboard.press("Home")
-    assert "step 1 " in opened.locator("#step-now").inner_text() + " "
-
-    def expected(i):
-        weights = shown.sets[i].examples[0].weights[0][0]
-        return viridis(weights / weights.max())
-
-    assert np.abs(cells(opened, (T, S)) - expected(0)).max() < CLOSE
-    opened.locator("#play").click()
-    opened.locator("#step-now", has_text="step 200").wait_for()
-    opened.locator("#play", has_text="Play").wait_for()
-    assert np.abs(cells(opened, (T, S)) - expected(2)).max() < CLOSE
-
-
-@pytest.mark.slow
 def test_two_maps_are_compared_side_by_side_and_as_difference(drawn, cells, viridis):
     first, second = samples.example("first"), samples.example("second", seed=50)
     opened = drawn(samples.show(samples.maps(first, second)), address="#range=own")

@@ -206,3 +206,19 @@ def test_without_special_tokens_the_colors_follow_what_is_left(drawn, cells, vir
     said = opened.inner_text("#readout")
     assert said.startswith("query 3 “##ness” → key 1 “the”: ")
     assert abs(float(said.split(": ")[1]) - maps[1][2, 3, 1]) < 1e-3
+
+
+@pytest.mark.slow
+def test_a_head_lists_where_it_attends_most_and_a_click_goes_there(drawn):
+    examples = [samples.example(str(seed), seed=10 * seed) for seed in range(3)]
+    opened = drawn(samples.show(samples.maps(*examples)), address="#layer=1&head=2")
+    weights = np.array([example.weights[1][2] for example in examples])
+    order = np.argsort(-weights.max((1, 2)))
+    buttons = opened.locator(".panel.examples button")
+    opened.locator(".panel.examples tr").nth(3).wait_for()
+    places = [np.unravel_index(x.argmax(), x.shape) for x in weights[order]]
+    assert buttons.all_inner_texts() == [f"q{query} → k{key}" for query, key in places]
+    buttons.nth(1).click()
+    query, key = places[1]
+    opened.wait_for_url(re.compile(f"example={order[1]}.*query={query}&key={key}"))
+    assert opened.input_value("#example") == str(order[1])

@@ -10,11 +10,11 @@ from mha_haiku.records import map_set
 
 
 def shown():
-    """Two layers of two heads; head 1.1 looks from 3 to 1 because of head 0.1."""
+    """Two layers of two heads; head (1, 1) looks from 3 to 1 because of (0, 1)."""
     axis = map_set.Axis.whole("abcd")
     weights = np.tril(np.ones((2, 4, 4))) / np.arange(1, 5)[:, None]
     why = map_set.Why(
-        ("token", "position", "head 0.0", "head 0.1", "biases"),
+        ("token", "position", "layer 0, head 0", "layer 0, head 1", "biases"),
         np.array([[1, 1, 3, 1], [1, 0, 3, 1]]),
         np.array([2.5, -1.0]),
         np.array([[[0, 3], [4, 1]], [[0, 0], [1, 1]]]),
@@ -32,10 +32,10 @@ def test_a_cell_opens_its_pairs_and_a_pair_goes_to_its_head(open_page):
     assert "score 2.5" in panel.locator("p").first.inner_text()
     rows = panel.locator("tr").all_inner_texts()
     assert [row.split() for row in rows[1:]] == [
-        ["2.25", "token", "head", "0.1"],
+        ["2.25", "token", "layer", "0,", "head", "1"],
         ["0.25", "biases", "position"],
     ]
-    panel.get_by_role("button", name="head 0.1").click()
+    panel.get_by_role("button", name="layer 0, head 1").click()
     assert "layer 0, head 1" in page.locator("#detail-title").inner_text()
     # At the position that the earlier head wrote at, which was the key.
     page.wait_for_url(re.compile("query=1"))

@@ -83,7 +83,7 @@ def test_a_statistic_that_is_added_shows_everywhere(untrained, capsys, monkeypat
     with (untrained / "attention" / "head_statistics.csv").open() as file:
         rows = list(csv.DictReader(file))
     shares = [float(row[entry.name]) for row in rows]
-    firsts = [float(row["first_position"]) for row in rows]
+    firsts = [float(row["first_token"]) for row in rows]
     np.testing.assert_allclose(shares, 1 - np.array(firsts), rtol=1e-5)
 
     heads = mh.load(untrained).statistics(13)
@@ -104,5 +104,5 @@ def test_a_statistic_that_is_added_shows_everywhere(untrained, capsys, monkeypat
         assert (number["unit"], number["label"]) == (entry.unit, entry.label)
         assert len(number["values"][0]) == count
         np.testing.assert_allclose(
-            number["values"], 1 - np.array(numbers["first_position"]["values"]), 1e-5
+            number["values"], 1 - np.array(numbers["first_token"]["values"]), 1e-5
         )

@@ -198,5 +198,5 @@ def test_most_heads_of_a_late_layer_of_smollm2_rest_on_the_first_token(tmp_path)
     flags = ["--examples=2", "--layers=25"]
     assert _run("head_statistics", workdir, *flags) == 0
     with (tmp_path / "run" / "attention" / "head_statistics.csv").open() as file:
-        first = [float(row["first_position"]) for row in csv.DictReader(file)]
+        first = [float(row["first_token"]) for row in csv.DictReader(file)]
     assert len(first) == 9 and np.median(first) > 0.5

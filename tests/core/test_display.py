@@ -104,7 +104,7 @@ def test_statistics_say_what_they_have_and_what_is_missing(attention_map):
     text = repr(attention_map.statistics(pooled=(2, 3), per_query=True))
     for part in ("float32[2,4]", "per query float32[2,4,5]", "pooled float32[2,4,2,3]"):
         assert part in text
-    assert text.endswith("without chosen_positions, same_token, induction)")
+    assert text.endswith("without chosen_positions, same_token, after_same_token)")
     assert len(text) < LONGEST
     leaves, structure = jax.tree.flatten(attention_map.statistics())
     assert repr(jax.tree.unflatten(structure, leaves)).startswith("Statistics(16 of")

@@ -61,8 +61,8 @@ def test_masks_that_differ_by_head_do_so_in_their_cells():
 def test_the_number_of_separators_says_which_tokens_it_counts():
     shares = {"chosen_positions": np.array([[0.25, 0.5]])}
     found = statistics.summary([shares], [range(2)])
-    assert list(found) == ["separators"]
-    assert found["separators"].label == (
+    assert list(found) == ["separator"]
+    assert found["separator"].label == (
         "attention on special tokens after the first position, such as [SEP]"
     )
     # Of statistics whose positions the user chose, not known what they are.

@@ -2,6 +2,7 @@
 
 import html.parser
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -32,9 +33,15 @@ def test_the_site_has_every_public_name_and_its_links_lead_somewhere(tmp_path):
     reference = (folder / "mha_haiku.html").read_text()
     for name in ("attend", "look", "MultiHeadAttention", "Subject.importance"):
         assert f'id="{name}"' in reference
-    statistics = (folder / "mha_haiku" / "core" / "attention.html").read_text()
+    statistics = (folder / "mha_haiku" / "attention.html").read_text()
     assert "Returns" in statistics and "Raises" in statistics
+    heads = (folder / "mha_haiku" / "heads.html").read_text()
+    assert "mha_haiku.lab" not in re.sub(r"<[^>]+>", "", heads)
+    assert heads.index('id="Heads.text"') < heads.index('id="Heads.columns"')
+    listed = (folder / "pages.js").read_text()
     for page in folder.rglob("*.html"):
+        address = page.relative_to(folder)
+        assert f'"{address}"' in listed and f'data-path="{address}"' in page.read_text()
         for link in _Links(page.read_text()).found:
             target = link.partition("#")[0]
             if target and "://" not in target and not target.startswith("data:"):

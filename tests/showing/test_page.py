@@ -11,7 +11,6 @@ import zlib
 import numpy as np
 import pytest
 
-from mha_haiku import records
 from mha_haiku.records import map_set
 from mha_haiku.showing import page
 from tests.showing.saved_maps import make_maps_of_kinds
@@ -178,7 +177,6 @@ def test_the_page_has_everything_of_a_dossier(whole):
     assert json.loads(page.to_json(contents)) == contents
     maps, other = contents["sets"]
     given = whole.sets[0]
-    assert (maps["step"], other["step"]) == (4, None)
     assert [layer["heads"] for layer in maps["layers"]] == [["0", "3"], ["1"]]
 
     (number,) = maps["numbers"]
@@ -264,105 +262,3 @@ def test_a_kind_of_layers_brings_its_axes_and_its_alignment(load):
     shown = page.contents(map_set.Dossier("", (maps,)))
     (note,) = (x for x in shown["notes"] if "predicts the next token" in x)
     assert note.endswith("It is named by the token that it reads.")
-
-
-@pytest.fixture
-def short_texts_count(monkeypatch):
-    monkeypatch.setattr(page, "_FEWEST_QUERIES", 1)
-
-
-def test_no_role_is_told_of_a_short_text(whole, load, monkeypatch):
-    (said, *_), _ = (each["said"] for each in page.contents(whole)["sets"])
-    assert said == "The text is too short to tell roles: 3 queries. "
-    monkeypatch.setattr(page, "_FEWEST_QUERIES", 18)
-    maps = load(make_maps_of_kinds())
-    names = np.array([["induction"] * 2 + [""], ["uniform"] * 3, ["broad"] * 2 + [""]])
-    role = records.Column(np.full((3, 3), 0.9), "score", "what", names=names)
-    maps = dataclasses.replace(maps, columns={"role": role})
-    # 20 queries of the encoder, 16 of the decoder.
-    maps = dataclasses.replace(maps, examples=maps.examples[:1] * 4)
-    (contents,) = page.contents(map_set.Dossier("", (maps,)))["sets"]
-    words = "attend to what followed the same token before"
-    assert contents["said"][0] == f"Of 2 heads 2 {words}. "
-
-
-@pytest.mark.usefixtures("short_texts_count")
-def test_a_page_says_what_heads_do_and_which_matter(whole):
-    first, second = (each["said"] for each in page.contents(whole)["sets"])
-    head = ["layer 0, head 0", 0, 0]
-    assert first == [
-        "The one head attends to what followed the same token before. ",
-        "The clearest: ",
-        head,
-        " to what followed the same token before (0.75)",
-        ". ",
-        "Most important (rise of the loss): ",
-        ["layer 2, head 1", 1, 0],
-        " 2 nats",
-        "; ",
-        head,
-        " 0.5 nats",
-        "; ",
-        ["layer 0, head 3", 0, 1],
-        " -0.125 nats",
-        ".",
-    ]
-    assert second == []
-
-
-@pytest.mark.usefixtures("short_texts_count")
-@pytest.mark.parametrize(
-    ("offset", "words"),
-    [
-        (2, "to the position 2 before each token"),
-        (-1, "to the position 1 after each token"),
-        (0, "from each token to itself"),
-        (None, "to a fixed distance"),
-    ],
-)
-def test_a_positional_head_is_said_with_its_distance(whole, offset, words):
-    names = np.array([["positional", ""], ["", ""]])
-    scores = np.array([[0.95, np.nan], [np.nan, np.nan]])
-    columns = {"role": records.Column(scores, "score", "what", names=names)}
-    if offset is not None:
-        columns["offset"] = records.Column(
-            np.full((2, 2), float(offset)), "positions", "t - s"
-        )
-    first = dataclasses.replace(whole.sets[0], columns=columns)
-    shown = whole._replace(sets=(first,))
-    (contents,) = page.contents(shown)["sets"]
-    assert contents["said"][-2] == f" {words} (0.95)"
-
-
-@pytest.mark.usefixtures("short_texts_count")
-def test_offsets_of_cross_heads_are_between_two_texts(load):
-    maps = load(make_maps_of_kinds())
-    names = np.full((3, 3), "", object)
-    names[2, 0] = "positional"
-    scores = np.where(names == "", np.nan, 0.95)
-    told = []
-    for offset in (0, 1):
-        offsets = records.Column(np.full((3, 3), float(offset)), "positions", "t - s")
-        role = records.Column(scores, "score", "what", names=names)
-        shown = dataclasses.replace(maps, columns={"role": role, "offset": offsets})
-        (contents,) = page.contents(map_set.Dossier("", (shown,)))["sets"]
-        told.append(contents["said"][-2])
-    assert told == [
-        " to the same position of the other text (0.95)",
-        " to the position 1 before the same one of the other text (0.95)",
-    ]
-
-
-@pytest.mark.usefixtures("short_texts_count")
-def test_the_clearest_heads_are_those_with_most_attention_on_what_their_role_is(whole):
-    # Three of four heads: the scores of the others are no shares of attention.
-    names = np.array([["positional", "previous_token"], ["first_token", ""]])
-    scores = np.array([[1.0, 0.6], [0.7, np.nan]])
-    columns = {"role": records.Column(scores, "score", "what", names=names)}
-    shown = whole._replace(sets=(dataclasses.replace(whole.sets[0], columns=columns),))
-    (contents,) = page.contents(shown)["sets"]
-    assert [x[1:] for x in contents["said"] if isinstance(x, list)] == [
-        [1, 0],
-        [0, 1],
-        [0, 0],
-    ]

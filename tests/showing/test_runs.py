@@ -83,7 +83,7 @@ def test_a_folder_shows_what_lies_in_it(folder, run):
     maps = MapSet.load(path)
     (own,) = page_of(mh.show(maps))["sets"]
     (whole,) = page_of(mh.show(folder))["sets"]
-    for name in ("layers", "examples", "numbers", "roles", "step"):
+    for name in ("layers", "examples", "numbers", "roles"):
         assert own[name] == whole[name]
     assert mh.plot(maps, layer=1, heads=1).axes[0].get_title() == "head 1"
     assert repr(maps).startswith("MapSet('small (reverse), step 0': 2 layers of")

@@ -27,6 +27,17 @@ def cells(*, key):
     return heads.why.Cells(components, np.arange(T), *arrays, {0: scores[..., None]})
 
 
+def test_chosen_heads_keep_their_terms_and_their_maps():
+    one = with_why().of_heads(["1"])
+    assert [layer.heads for layer in one.layers] == [("1",)]
+    (example,) = one.examples
+    assert example.weights[0].shape == (1, T, T)
+    assert example.why.cells.tolist() == [
+        [0, 0, t, k] for k in (0, 1) for t in range(T)
+    ]
+    assert example.why.scores.tolist() == [3, 4, 5] * 2
+
+
 def maps():
     axis = map_set.Axis.whole("abc")
     weights = np.tril(np.ones((2, T, T))) / np.arange(1, T + 1)[:, None]
@@ -69,7 +80,7 @@ def test_why_goes_where_room_is_short():
 @pytest.fixture
 def terms():
     parts = np.array([[2.0, 0.0], [0.0, 3.0]]), np.array([[1.0, 1.0], [0.0, -1.0]])
-    labels = (("token", "head 0.1"), ("token", "$x$"))
+    labels = (("token", "layer 0, head 1"), ("token", "$x$"))
     total = (parts[0] @ parts[1].T).sum() + 0.5
     return heads.why.Pairs(
         (1, 0, 4, 2), "Layer 1", labels, parts[0] @ parts[1].T, total, parts, 0.5, 0.9
@@ -78,8 +89,8 @@ def terms():
 
 def test_terms_are_listed_the_largest_first_with_positions(terms):
     assert [tuple(row.values()) for row in terms.rows()] == [
-        (3.0, "head 0.1", "token"),
-        (-3.0, "head 0.1", "$x$"),
+        (3.0, "layer 0, head 1", "token"),
+        (-3.0, "layer 0, head 1", "$x$"),
         (2.0, "token", "token"),
         (0.5, "position", "of the score"),
     ]
@@ -94,5 +105,5 @@ def test_a_figure_has_a_bar_for_each_term(terms):
     (axes,) = mh.plot(terms).axes
     assert [bar.get_width() for bar in axes.patches] == [3, -3, 2, 0.5]
     names = [label.get_text() for label in axes.get_yticklabels()]
-    assert names[1] == "head 0.1  x  $x$"
+    assert names[1] == "layer 0, head 1  x  $x$"
     assert dataclasses.is_dataclass(terms)

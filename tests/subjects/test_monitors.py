@@ -220,8 +220,8 @@ def test_numbers_are_those_of_the_maps(tmp_path):
 ALARMS = [
     ({"entropy": [1, 0.2, 0.04, 1, 0.01]}, "entropy fell below 0.05 nats at step 100"),
     ({"entropy": [0.04, 0.03]}, None),
-    ({"first_position": [0.5, 0.95]}, "head 0.1: over 0.9 on the first position"),
-    ({"padding": [0, 0, 0.02]}, "head 0.1: over 0.01 on padding at step 100"),
+    ({"first_token": [0.5, 0.95]}, "layer 0, head 1: over 0.9 on the first token"),
+    ({"padding": [0, 0, 0.02]}, "layer 0, head 1: over 0.01 on padding at step 100"),
     ({"max_score": [10, 20, 99, 212]}, "212 in layer 0 at step 150, doubling every 50"),
     ({"max_score": [150, 151, 150]}, None),
     ({"entropy": [1, 2, np.nan]}, "layer 0: entropy is not finite at step 100"),

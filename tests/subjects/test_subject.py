@@ -641,7 +641,7 @@ def _numbers(found, names):
 _WITH_MASK = _PER_EXAMPLE | {
     "statistics": lambda x, given: _numbers(
         x.statistics(given),
-        ["entropy", "own_position", "previous_position", "first_position"],
+        ["entropy", "own_position", "previous_token", "first_token"],
     ),
     "anti_diagonal": lambda x, given: x.roles(given)["anti_diagonal"].mean,
     "loss": _loss,
@@ -779,5 +779,7 @@ def test_what_edited_heads_write_is_not_split_into_their_values(llama):
     place = {"layer": 1, "head": 0, "query": 4, "key": 1}
     found = edited.why(tokens, **place)  # of the edited stream, whose terms are whole
     np.testing.assert_allclose(found.terms.sum() + found.position, found.total, 1e-4)
-    with pytest.raises(ValueError, match="the part of head 0.0 must add up to it"):
+    with pytest.raises(
+        ValueError, match="the part of layer 0, head 0 must add up to it"
+    ):
         edited.why(tokens, **place, sources=[(0, 0)])

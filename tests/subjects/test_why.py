@@ -14,7 +14,7 @@ def test_the_induction_head_looks_where_the_previous_token_head_wrote_its_token(
     known = mh.rasp.compile(mh.rasp.PROGRAMS["induction"]())
     place = {name: place for place, name in known.heads.items()}
     layer, head = place["induction"]
-    writer = "head {}.{}".format(*place["previous_token"])
+    writer = "layer {}, head {}".format(*place["previous_token"])
     subject = Subject(known.model, known.params, "induction")
     example = known.examples(8)
     row = np.asarray(example.inputs[0])
@@ -53,7 +53,9 @@ def test_the_page_of_a_text_says_why():
         order = np.argsort(-weights, -1, kind="stable")
         np.testing.assert_array_equal(first.keys[part], order[..., 0])
         np.testing.assert_array_equal(second.keys[part], order[..., 1])
-    assert '"why":{"components":["token","position","head 0.0"' in maps.show().html
+    assert (
+        '"why":{"components":["token","position","layer 0, head 0"' in maps.show().html
+    )
 
 
 @pytest.mark.slow

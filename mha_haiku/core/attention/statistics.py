@@ -116,9 +116,9 @@ LARGEST = RowSum(lambda tile: lax.stop_gradient(tile.weights).max(-1), is_larges
 MOMENTS = RowSum(_moments, (_ones, _inward, _inward_squared), size=2)
 AT_OFFSETS = RowSum(_at_offsets, size=3)
 _NEAR = {  # the positions that `_at_offsets` reads, in its order
-    "previous": "the previous position",
-    "own": "the query's own position",
-    "next": "the next position",
+    "previous_token": "the previous position",
+    "own_position": "the query's own position",
+    "next_token": "the next position",
 }
 
 STATISTICS: dict[str, Statistic] = {
@@ -178,7 +178,7 @@ STATISTICS: dict[str, Statistic] = {
         ),
         *(
             Statistic(
-                f"{name}_position",
+                name,
                 "share of attention",
                 f"attention on {position}",
                 (AT_OFFSETS,),
@@ -187,14 +187,14 @@ STATISTICS: dict[str, Statistic] = {
             for i, (name, position) in enumerate(_NEAR.items())
         ),
         Statistic(
-            "first_position",
+            "first_token",
             "share of attention",
             "attention on the first position",
             (weighted_sum(lambda tile: tile.arrays.keys["is_first"]),),
         ),
         *(
             Statistic(
-                f"largest_at_{name}",
+                f"largest_at_{name.partition('_')[0]}",
                 "share of queries",
                 f"largest weight on {position}",
                 (AT_OFFSETS, LARGEST),
@@ -221,7 +221,7 @@ STATISTICS: dict[str, Statistic] = {
             needs="tokens",
         ),
         Statistic(
-            "induction",
+            "after_same_token",
             "share of attention",
             "attention on what followed the same token before",
             (RowSum(_induction),),

@@ -9,7 +9,7 @@ P positions of prompts, S_max the largest length of a text.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 import haiku as hk
@@ -29,7 +29,7 @@ from mha_haiku.core import (
     sites,
     tiles,
 )
-from mha_haiku.core.models import architecture, consistency, forward, parts
+from mha_haiku.core.models import architecture, consistency, forward, parts, programs
 from mha_haiku.core.models.forward import Output
 
 _Data = Array | np.ndarray  # of a batch
@@ -139,24 +139,70 @@ class Model(NamedTuple):
                     # The prefill has already edited sites of an encoder.
                     step=sites.edit(decoding.step, edit, strict=False),
                 )
+            edit = _Edits(edit)
             model = model._replace(
-                apply=sites.edit(model.apply, edit),
+                apply=_Edited(model.apply, edit),
                 scanned=None,
                 decoding=decoding,
                 description=f"{self.description.removesuffix(_EDITED)}{_EDITED}",
-                edits=(*model.edits, _Edits(edit)),
+                edits=(*model.edits, edit),
             )
         return model
+
+    def unedited(self) -> "tuple[Model, tuple[_Edits, ...]]":
+        """Returns the model before its edits, and the edits, a pytree.
+
+        Programs of both can be shared by edits that differ only in numbers.
+        """
+        apply, edits = self.apply, ()
+        while isinstance(apply, _Edited):
+            apply, edits = apply.before, (apply.edits, *edits)
+        if not edits:
+            return self, ()
+        before = self.edits[: -len(edits)]
+        description = self.description
+        if not before:
+            description = description.removesuffix(_EDITED)
+        fields = {"apply": apply, "edits": before, "description": description}
+        return self._replace(decoding=None, **fields), edits
 
 
 _EDITED = ", edited"
 
 
 class _Edits(dict):
-    """Edits by the patterns of sites; hashed by identity."""
+    """Edits by the patterns of sites; hashed by identity.
+
+    A pytree of the numbers of changes that are `jax.tree_util.Partial`.
+    """
 
     __hash__ = object.__hash__  # pyright: ignore[reportAssignmentType]
     __eq__ = object.__eq__
+
+
+def _numbers_of(edits: _Edits) -> tuple[list, Any]:
+    are_trees = all(isinstance(x, jax.tree_util.Partial) for x in edits.values())
+    return ([*edits.values()], (*edits,)) if are_trees else ([], edits)
+
+
+def _with_numbers(static: Any, changes: Iterable) -> _Edits:
+    if isinstance(static, _Edits):
+        return static
+    return _Edits(zip(static, changes, strict=True))
+
+
+jax.tree_util.register_pytree_node(_Edits, _numbers_of, _with_numbers)
+
+
+class _Edited:
+    """The function of a model after edits."""
+
+    def __init__(self, before: Callable[..., Output], edits: _Edits):
+        self.before, self.edits = before, edits
+        self._run = sites.edit(before, edits)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Output:
+        return self._run(*args, **kwargs)
 
 
 def build(
@@ -221,6 +267,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
       >>> output.logits.shape
       (2, 5, 3)
     """
+    run = programs.kept(sites.blockwise(function))
     takes_rng = "rng" in arguments.parameters_of(function)
 
     def apply(
@@ -235,7 +282,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
         if is_training and takes_rng:
             options["rng"] = rng
         params = site_primitive.mark_parameters(params)
-        found = sites.blockwise(function)(params, inputs, **options)
+        found = run(params, inputs, **options)
         return found if isinstance(found, Output) else Output(found, ())
 
     init: Any = None  # nothing makes its parameters

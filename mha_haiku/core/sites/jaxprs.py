@@ -33,6 +33,15 @@ class Site(NamedTuple):
         leaves, tree = jax.tree.flatten(variables)
         return cls(index, leaves, leaves, site_primitive.parameters(tree, (facet,)))
 
+    def function_of(self, function: Callable) -> Callable:
+        """Makes a function of the site's leaves from a function of its value."""
+        params = self.params
+
+        def of_leaves(*leaves):
+            return function(jax.tree.unflatten(params["tree"], leaves))
+
+        return under_vmaps(of_leaves, params["batched"], own_axes=False)
+
     def after_edits(self) -> "Site":
         """Returns the site if other views of the same attention are edited."""
         facets = [
@@ -138,8 +147,7 @@ def part(
 ) -> core.ClosedJaxpr:
     """Makes a program of equations of a jaxpr."""
     debug = jaxpr.debug_info
-    if hasattr(debug, "with_unknown_names"):
-        debug = debug.with_unknown_names()
+    debug = debug.with_unknown_names()
     effects = jaxpr.effects
     some = core.Jaxpr((), [*inputs], [*outputs], eqns, effects, debug_info=debug)
     return core.ClosedJaxpr(some, ())
@@ -160,38 +168,31 @@ def is_parameter(eqn: core.JaxprEqn) -> bool:
     return is_name and eqn.params["name"] == site_primitive.PARAMETER
 
 
-def constants(
-    jaxpr: core.Jaxpr, inputs: Iterable[core.Var] | None
-) -> set[core.Var] | None:
-    """Finds the variables that depend on parameters and constants only.
+def variables(atoms: Iterable) -> list[core.Var]:
+    """Returns the variables among the inputs of an equation."""
+    return [x for x in atoms if not isinstance(x, core.Literal)]
 
-    None if nothing tells parameters from data: nothing inside is marked, and it is not
-    known which of the `inputs` are parameters.
-    """
-    if inputs is None and not any(map(is_parameter, walk(jaxpr))):
-        return None
-    found = {*jaxpr.constvars, *(inputs or ())}
+
+def of_data(jaxpr: core.Jaxpr, inputs: Iterable[core.Var]) -> set[core.Var]:
+    """Finds the variables that depend on inputs, apart from what marks parameters."""
+    found = set(inputs)
     for eqn in jaxpr.eqns:
-        atoms = [x for x in eqn.invars if not isinstance(x, core.Literal)]
-        if is_parameter(eqn) or found.issuperset(atoms):
+        if not (is_parameter(eqn) or found.isdisjoint(variables(eqn.invars))):
             found.update(eqn.outvars)
     return found
 
 
-def constants_inside(
-    eqn: core.JaxprEqn, jaxpr: core.Jaxpr, known: set[core.Var] | None
-) -> list[core.Var] | None:
-    """Finds the inputs of a jaxpr inside an equation that are constants of the level.
+def data_inside(
+    eqn: core.JaxprEqn, jaxpr: core.Jaxpr, data: set[core.Var]
+) -> list[core.Var]:
+    """Finds the inputs of a jaxpr inside an equation that depend on data.
 
-    `known` are the constants among the variables of the level.
+    None in a while loop, whose inputs may be parameters.
     """
-    if known is None or eqn.primitive.name == "while":
-        return None
-    pairs = [*zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)][::-1]
-    if eqn.primitive.name == "scan":
-        num_consts, num_carry = carried(eqn)
-        del pairs[num_consts : num_consts + num_carry]
-    return [x for atom, x in pairs if isinstance(atom, core.Literal) or atom in known]
+    if eqn.primitive.name == "while":
+        return []
+    pairs = zip(reversed(eqn.invars), reversed(jaxpr.invars), strict=False)
+    return [x for atom, x in pairs if not data.isdisjoint(variables([atom]))]
 
 
 def is_marked(eqn: core.JaxprEqn) -> bool:

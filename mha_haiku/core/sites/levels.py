@@ -10,7 +10,8 @@ import dataclasses
 import functools
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+import operator
+from collections.abc import Iterable, Iterator, Sequence, Set
 from typing import Any, NamedTuple
 
 import jax
@@ -41,11 +42,14 @@ class Value:
     number: int  # the same for values that are equal by the same computation
     # The equation that computes it; None for inputs and literals.
     maker: "Equation | None" = None
-    # Whether it is computed by a product or a loop, and so is not just a parameter.
-    is_made: bool = False
+    # Sets of values are bits of integers: a program has thousands of values, which
+    # depend on nearly all earlier ones. Arrays of floats have the bit of their number,
+    # or of the first output of their equation.
+    bit: int = 0
+    behind: int = 0  # the value and all that it depends on
+    by_product: int = 0  # what it depends on through a product or a loop
     is_random: bool = False  # whether it is computed from random bits
-    # Whether it depends on parameters and constants only; None if that is not known.
-    is_constant: bool | None = True
+    is_of_data: bool = False  # whether it is known to depend on more than parameters
     # The equations that read it.
     users: list["Equation"] = dataclasses.field(default_factory=list)
     # The variable of the level that holds it, if one does.
@@ -69,7 +73,12 @@ class Value:
 
     @property
     def is_data(self) -> bool:
-        return bool(self.shape) and jnp.issubdtype(self.aval.dtype, jnp.inexact)
+        return _is_data(self.aval)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether a product or a loop computes it, so that it is no parameter."""
+        return self.by_product > 0
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -146,26 +155,24 @@ class Graph(NamedTuple):
     equations: list[Equation]  # in order
 
 
-def equations(
-    jaxpr: core.Jaxpr, constants: set[core.Var] | None = None
-) -> list[Equation]:
+def equations(jaxpr: core.Jaxpr, data: Set[core.Var] = frozenset()) -> list[Equation]:
     """Lists the equations of a level, in order; for calls, the equations inside.
 
-    `constants` are from `jaxprs.constants`.
+    `data` are from `jaxprs.of_data`.
     """
-    return graph(jaxpr, (), constants).equations
+    return graph(jaxpr, (), data).equations
 
 
 def graph(
     jaxpr: core.Jaxpr,
     consts: Sequence,
-    constants: set[core.Var] | None = None,
+    data: Set[core.Var] = frozenset(),
     *,
     barred: int | None = None,
     has_sites: bool = True,
     enters_custom: bool = True,
 ) -> Graph:
-    """Makes the graph of a level; `constants` are from `jaxprs.constants`.
+    """Makes the graph of a level; `data` are from `jaxprs.of_data`.
 
     With `barred`, inputs of `jax.checkpoint` are behind a barrier, apart from values of
     so many numbers: XLA would merge what is computed again with what was computed at
@@ -235,20 +242,26 @@ def graph(
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 equation.number = len(result)
                 result.append(equation)
-                is_made = equation.is_product or any(x.is_made for x in inputs)
+                behind = union(x.behind for x in inputs)
+                by_product = union(x.by_product for x in inputs)
                 is_random = name.startswith(("random_", "threefry", "rng_"))
                 is_random = is_random or any(x.is_random for x in inputs)
-                is_constant = jaxprs.is_parameter(eqn) or _all(inputs)
+                is_of_data = any(x.is_of_data for x in inputs)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read
+                numbers_of = [number(*key, i) for i in range(len(eqn.outvars))]
+                is_data = any(_is_data(x.aval) for x in eqn.outvars)
+                bit = 1 << numbers_of[0] if is_data else 0
                 outputs = [
                     Value(
                         x.aval,
-                        number(*key, i),
+                        numbers_of[i],
                         equation,
-                        is_made,
+                        bit,
+                        behind | bit,
+                        behind if equation.is_product else by_product,
                         is_random,
-                        is_constant,
+                        is_of_data and not jaxprs.is_parameter(eqn),
                     )
                     for i, x in enumerate(eqn.outvars)
                 ]
@@ -262,14 +275,11 @@ def graph(
                     value.variable, value.index = variable, place + 1
 
     values = {
-        x: Value(
-            x.aval,
-            number(x),
-            variable=x,
-            is_constant=None if constants is None else x in constants,
-        )
+        x: Value(x.aval, number(x), variable=x, is_of_data=x in data)
         for x in (*jaxpr.constvars, *jaxpr.invars)
     }
+    for x in values.values():
+        x.bit = x.behind = 1 << x.number if x.is_data else 0
     for x, constant in zip(jaxpr.constvars, consts, strict=False):
         values[x].constant = constant
     inputs = [values[x] for x in jaxpr.invars]
@@ -280,10 +290,13 @@ def graph(
     return Graph(inputs, outputs, result)
 
 
-def _all(values: list[Value]) -> bool | None:
-    """Checks whether all values are constants; None if that is not known."""
-    are_constants = {x.is_constant for x in values}
-    return None if None in are_constants else are_constants <= {True}
+def union(sets: Iterable[int]) -> int:
+    """Returns the union of sets of values, which are bits."""
+    return functools.reduce(operator.or_, sets, 0)
+
+
+def _is_data(aval: Any) -> bool:
+    return bool(getattr(aval, "shape", ())) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
 
 def _joined(
@@ -313,13 +326,12 @@ def _joined(
     if len(differing) != 1 or any(x.inputs[0] is not source for x in makers):
         return None
     (axis,) = differing
-    starts = [i * shape[axis] for i in range(len(pieces))]
     if first.name == "split":
-        is_whole = all(x is y for x, y in zip(pieces, first.outputs, strict=False))
+        starts = [first.outputs.index(x) * shape[axis] for x in pieces]
     else:
-        is_whole = starts == [x.params["start_indices"][axis] for x in makers]
-        is_whole = is_whole and not set(first.params["strides"] or ()) - {1}
-    is_whole = is_whole and len(pieces) * shape[axis] == source.shape[axis]
+        starts = [x.params["start_indices"][axis] for x in makers]
+    is_whole = len(pieces) * shape[axis] == source.shape[axis]
+    is_whole = is_whole and starts == [i * shape[axis] for i in range(len(pieces))]
     if not is_whole or len({piece.shape for piece in pieces}) > 1:
         return None
 
@@ -336,13 +348,3 @@ def _joined(
         return x.reshape(*x.shape[:place], -1, *x.shape[place + 2 :])
 
     return jax.make_jaxpr(reshaped)(source.aval), [source]
-
-
-def primitives(jaxpr: core.Jaxpr) -> set[str]:
-    """Returns the primitives of a level and its calls, without marked attention."""
-
-    def enters(eqn: core.JaxprEqn):
-        return eqn.primitive.name in _CALLS and not jaxprs.is_marked(eqn)
-
-    walk = jaxprs.walk(jaxpr, enters)
-    return {eqn.primitive.name for eqn in walk if not jaxprs.is_marked(eqn)}

@@ -8,6 +8,7 @@ value and the number of its layer.
 import dataclasses
 import functools
 import inspect
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -46,10 +47,7 @@ def with_layer(change: Callable) -> Callable:
     """Adapts a change that takes only the value to also take a number."""
     if isinstance(change, Resume):
         return change
-    try:
-        parameters = inspect.signature(change).parameters.values()
-    except (TypeError, ValueError):  # some built-in functions have no signature
-        return lambda value, layer: change(value)
+    parameters = inspect.signature(change).parameters.values()
     required = [
         x
         for x in parameters
@@ -124,12 +122,8 @@ def _run_plain(
     made = dict.fromkeys(
         x for eqn in eqns for x in eqn.outvars if not isinstance(x, core.DropVar)
     )
-    inputs = dict.fromkeys(
-        x
-        for eqn in eqns
-        for x in eqn.invars
-        if not isinstance(x, core.Literal) and x not in made
-    )
+    read = (x for eqn in eqns for x in jaxprs.variables(eqn.invars))
+    inputs = dict.fromkeys(x for x in read if x not in made)
     outputs = [x for x in made if last_use.get(x, -1) >= end]
     part = jaxprs.part(jaxpr, inputs, outputs, eqns)
     results = jaxprs.bound(part, [values[x] for x in inputs])
@@ -137,15 +131,11 @@ def _run_plain(
 
 
 def _last_uses(jaxpr: core.Jaxpr, stops: list[site_survey.Stop]) -> dict[core.Var, int]:
-    reads = [(index, eqn.invars) for index, eqn in enumerate(jaxpr.eqns)]
+    reads: list[tuple] = [*enumerate(eqn.invars for eqn in jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
-    last = {}
-    for index, atoms in reads:
-        for x in atoms:
-            if not isinstance(x, core.Literal):
-                last[x] = max(last.get(x, 0), index)
-    return last
+    reads.sort(key=operator.itemgetter(0))
+    return {x: index for index, atoms in reads for x in jaxprs.variables(atoms)}
 
 
 def _run_nested(
@@ -153,23 +143,18 @@ def _run_nested(
 ) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
+    body = functools.partial(_outputs_of, levels[0], turns)
     if name == jaxprs.BLOCKWISE:
-        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
         return blocks.of_numbers(body, params["limit"])(*inputs)
-    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
-        body = lambda *inputs: run(levels[0], inputs, turns)  # noqa: E731
-        if name in ("jit", "pjit"):
-            shardings = params["in_shardings"]
-            is_given = all(isinstance(x, jax.sharding.Sharding) for x in shardings)
-            body = jax.jit(body, **({"in_shardings": shardings} if is_given else {}))
-        return body(*inputs)
     if name in jaxprs.REMAT:
-        again = jax.checkpoint(
-            lambda *inputs: run(levels[0], inputs, turns),
-            policy=params["policy"],
-            prevent_cse=params["prevent_cse"],
-        )
-        return again(*inputs)
+        options = {key: params[key] for key in ("policy", "prevent_cse")}
+        return jax.checkpoint(body, **options)(*inputs)
+    if name in ("jit", "pjit"):
+        shardings = params["in_shardings"]
+        is_given = all(isinstance(x, jax.sharding.Sharding) for x in shardings)
+        body = jax.jit(body, **({"in_shardings": shardings} if is_given else {}))
+    if name in (*jaxprs.CALLS, *jaxprs.CUSTOM):
+        return body(*inputs)
     if name == "scan":
         return _scanned(eqn, levels[0], inputs, turns)
     if name == "cond":
@@ -183,6 +168,10 @@ def _run_nested(
         f"the site {inside[0]!r} is inside {name}, which cannot be run again with "
         "changes; call look or edit on the function inside it."
     )
+
+
+def _outputs_of(level: site_survey.Level, turns: tuple, *inputs) -> tuple[list, dict]:
+    return run(level, inputs, turns)
 
 
 def _scanned(
@@ -268,24 +257,18 @@ def _repeated(
     def goes_on(carry: list) -> Array:
         return run(test, [*inputs[:for_test], *carry], turns)[0][0]
 
-    def step(carry: list) -> list:
-        return run(body, [*inputs[for_test:for_body], *carry], turns)[0]
-
     # Under vmap, with an axis in front, each example keeps the carry of its end.
-    def step_of_some(carry: list) -> list:
+    def step(carry: list) -> list:
         goes = goes_on(carry)
 
         def kept(new: Array, old: Array) -> Array:
             axes = tuple(range(goes.ndim, jnp.ndim(new)))
             return jnp.where(jnp.expand_dims(goes, axes), new, old)
 
-        return [*map(kept, step(carry), carry)]
+        changed = run(body, [*inputs[for_test:for_body], *carry], turns)[0]
+        return [*map(kept, changed, carry)]
 
-    if not test.closed.out_avals[0].shape:
-        return jax.lax.while_loop(goes_on, step, inputs[for_body:])
-    return jax.lax.while_loop(
-        lambda carry: goes_on(carry).any(), step_of_some, inputs[for_body:]
-    )
+    return jax.lax.while_loop(lambda x: goes_on(x).any(), step, inputs[for_body:])
 
 
 def _sharded(
@@ -322,20 +305,11 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
         name = stop.names[edit.facet].replace(site_survey.TURN, "*")
         changed = functools.partial(_chosen, edit, turns, name)
         leaves, params = _edited(leaves, params, params["facets"][edit.facet], changed)
-    layer = site_survey.number_at(stop.layers(), turns) if stop.reads else None
+    layer = site_survey.number_at(stop.layers(), turns)
+    site = stop.site._replace(params=params)
     for i, address, function in stop.reads:
-        facet, tree = params["facets"][i], params["tree"]
-
-        def read(
-            *leaves,
-            facet: Facet = facet,
-            tree: Any = tree,
-            function: Callable = function,
-        ):
-            return function(facet.read(jax.tree.unflatten(tree, leaves)), layer)
-
-        mapped = under_vmaps(read, params["batched"], own_axes=False)
-        seen[stop.names[i], address] = mapped(*leaves)
+        read = functools.partial(_seen, params["facets"][i], function, layer)
+        seen[stop.names[i], address] = site.function_of(read)(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
         return leaves
@@ -351,43 +325,42 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     return fitted(original, *leaves)
 
 
+def _seen(facet: Facet, function: Callable, layer: Any, value: Any) -> Any:
+    return function(facet.read(value), layer)
+
+
 def _chosen(edit: site_survey.Edit, turns: tuple, name: str, view: Any) -> Any:
     number = site_survey.number_at(edit.numbers, turns)
+
+    def changed(view: Any) -> Any:
+        after = edit.change(view, number)
+        _check(name, view, after)
+        return _like(view, after)
+
     if edit.chosen.all():
-        changed = edit.change(view, number)
-        _check(name, view, changed)
-        return _like(view, changed)
-    _check(name, view, jax.eval_shape(lambda: edit.change(view, number)))
-    return jax.lax.cond(
-        jnp.asarray(edit.chosen)[turns],
-        lambda view: _like(view, edit.change(view, number)),
-        lambda view: view,
-        view,
-    )
+        return changed(view)
+    return jax.lax.cond(jnp.asarray(edit.chosen)[turns], changed, lambda x: x, view)
 
 
 def _edited(
     leaves: list, params: dict[str, Any], facet: Any, change: Callable
 ) -> tuple[list, dict[str, Any]]:
     """Changes one facet of a site; returns the leaves and their parameters."""
-    trees = []
 
     def changed(*leaves):
         value = jax.tree.unflatten(params["tree"], leaves)
-        value = facet.write(value, change(facet.read(value)))
-        leaves, tree = jax.tree.flatten(value)
-        trees.append(tree)
-        return leaves
+        return facet.write(value, change(facet.read(value)))
 
     batched = params["batched"]
-    if batched:
-        jax.eval_shape(under_vmaps(changed, batched, own_axes=False), *leaves)
-        if trees[-1] == params["tree"]:
-            return under_vmaps(changed, batched, own_axes=True)(*leaves), params
-    leaves = under_vmaps(changed, batched, own_axes=False)(*leaves)
+    mapped = under_vmaps(changed, batched, own_axes=False)
+    shapes = jax.eval_shape(mapped, *leaves) if batched else None
+    if batched and jax.tree.structure(shapes) == params["tree"]:
+        kept = lambda *leaves: jax.tree.leaves(changed(*leaves))  # noqa: E731
+        return under_vmaps(kept, batched, own_axes=True)(*leaves), params
+    leaves, tree = jax.tree.flatten(mapped(*leaves))
     count = len(leaves)
     return leaves, params | {
-        "tree": trees[-1],
+        "tree": tree,
         "kept": tuple(range(count)),
         "batched": ((0,) * count,) * len(batched),
     }

@@ -52,44 +52,44 @@ import functools
 import math
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+from jax import Array
 from jax.extend import core
 
 from mha_haiku.core.attention import map_sites, row_maps
+from mha_haiku.core.attention.attention_map import AttentionMap
 from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import axes as all_axes
-from mha_haiku.core.sites import axis_groups, levels, regions, softmaxes
-from mha_haiku.core.sites.axes import AxisFactors, Reached
-from mha_haiku.core.sites.axis_groups import Layout
+from mha_haiku.core.sites import jaxprs, levels, regions, softmaxes
+from mha_haiku.core.sites.axes import Layout, Reached
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
 from mha_haiku.core.sites.softmaxes import Softmax
 
-_WEIGHING = {*levels.EXPONENTIALS, "logistic"}
 _ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
+# Names of values that have all queries and all keys.
+_WHOLE = ("weights", "scores")
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
-Constants = set[core.Var] | None
-
-
 def attentions(
-    jaxpr: core.Jaxpr, constants: Constants
+    jaxpr: core.Jaxpr, data: set[core.Var]
 ) -> list[tuple[core.JaxprEqn, list[Site], bool]]:
     """Finds the attentions of a level, without those inside of its calls.
 
     An attention is returned as the equation whose name stack names it, its sites, and
-    whether the axis of heads is only assumed. `constants` are from `jaxprs.constants`.
+    whether the axis of heads is only assumed. `data` are from `jaxprs.of_data`.
     """
-    found = _found(_equations(jaxpr, constants))
+    found = _found(_equations(jaxpr, data))
     return [(jaxpr.eqns[x.index], y.sites, y.is_assumed) for x, y in found.items()]
 
 
-def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
+def has_others(jaxpr: core.Jaxpr, data: set[core.Var]) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    equations = _equations(jaxpr, constants)
+    equations = _equations(jaxpr, data)
     known = {softmaxes.unshifted(x.inputs[0])[-1] for x in _found(equations)}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
@@ -115,12 +115,15 @@ def has_others(jaxpr: core.Jaxpr, constants: Constants) -> bool:
     return {"dot_general", "reduce_sum"} <= read_by
 
 
-def _equations(jaxpr: core.Jaxpr, constants: Constants) -> list[Equation]:
+def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
     """Lists the equations of a level, if attention may be among them."""
-    primitives = levels.primitives(jaxpr)
-    if "dot_general" not in primitives or not primitives & _WEIGHING:
-        return []
-    return levels.equations(jaxpr, constants)
+    names = {
+        eqn.primitive.name
+        for eqn in jaxprs.walk(jaxpr, lambda eqn: not jaxprs.is_marked(eqn))
+        if not jaxprs.is_marked(eqn)
+    }
+    is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
+    return levels.equations(jaxpr, data) if is_possible else []
 
 
 class _Attention(NamedTuple):
@@ -133,34 +136,28 @@ class _Attention(NamedTuple):
 def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
     """Finds attentions, by the last equation of the softmax."""
     found: dict[Equation, _Attention] = {}
+    names = {"reduce_sum", *softmaxes.EXPONENTIALS}
+    sums = [equation for equation in equations if equation.name in names]
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
-            attention = _AttentionSearch(product, side).attention()
+            attention = _AttentionSearch(product, side).attention(sums)
             # The same weights in a second product belong to a derivative.
             if attention and attention.sites and attention.softmax not in found:
                 found[attention.softmax] = attention
                 break
     # Queries and keys of scores that several softmaxes read, or that are computed again
     # for the sum, are not of one attention.
-    counts = collections.Counter(x.scored.outputs[0].number for x in found.values())
+    scored = [x.scored.outputs[0] for x in found.values()]
     products = {x.outputs[0] for x in equations if x.name == "dot_general"}
-    again = collections.Counter(x.number for x in products if x.users)
-    return {
-        end: x
-        if counts[number] * again[number] == 1
-        else x._replace(sites=[*map(_with_shared_scores, x.sites)])
-        for end, x in found.items()
-        for number in [x.scored.outputs[0].number]
-    }
-
-
-def _with_shared_scores(site: Site) -> Site:
-    """Makes queries and keys read-only."""
-    facets = [
-        x._replace(write=None) if x.name in ("query", "key") else x
-        for x in site.params["facets"]
-    ]
-    return site._replace(params=site.params | {"facets": tuple(facets)})
+    again = (x for x in products.difference(scored) if x.users)
+    counts = collections.Counter(x.number for x in (*scored, *again))
+    for attention in found.values():
+        for site in attention.sites:
+            (facet,) = site.params["facets"]
+            is_shared = counts[attention.scored.outputs[0].number] > 1
+            if is_shared and facet.name in ("query", "key"):
+                site.params["facets"] = (facet._replace(write=None),)
+    return found
 
 
 class _Scores(NamedTuple):
@@ -169,7 +166,6 @@ class _Scores(NamedTuple):
     product: Equation
     query: Reached
     key: Reached
-    steps: list[Reached]  # from the softmax to the product
 
 
 class _AttentionSearch:
@@ -180,7 +176,7 @@ class _AttentionSearch:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self) -> _Attention | None:
+    def attention(self, sums: list[Equation]) -> _Attention | None:
         """Finds the attention and its sites, if the operand is its weights."""
         product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
@@ -189,26 +185,24 @@ class _AttentionSearch:
         if not has_queries or not is_computed or 0 in weights.shape + values.shape:
             return None
         weights = self.axes.start(weights, *product.contracted(side))
-        softmax = softmaxes.found(self.axes, weights)
+        softmax = softmaxes.found(self.axes, weights, sums)
         # Attention entirely inside a call is found when the call is searched.
         calls = product.calls
         if softmax is None or (calls and calls[:1] == softmax.end.calls[:1]):
             return None
 
         read, heads = self.mixed(weights)
-        free = [weights.axes[i] for i in product.free(side)]
-        goal = functools.partial(self.scores, values, softmax.is_sigmoid, free)
-        walk = self.axes.walk(softmax.scores, Equation.made, goal)
+        self.is_sigmoid = softmax.is_sigmoid
+        walk = self.axes.walk(softmax.scores, Equation.made, self.scores)
         if walk is None:
             return None
-        to_scores, scores = walk
-        scores = scores._replace(steps=to_scores)
+        self.steps, scores = walk
         sources = scores.query, scores.key, read
-        made = (axis_groups.made_with_size(self.axes, x) for x in sources)
+        made = (all_axes.made_with_size(self.axes, x) for x in sources)
         # `weights @ values` drops batch axes of size 1 from the weights.
         whole = max(softmax.weights, key=lambda step: len(step.axes))
         of_heads = next(filter(None, made), ())
-        groups = axis_groups.groups(self.axes, whole, free, of_heads)
+        groups = all_axes.groups(self.axes, whole, self.free, of_heads)
         only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
         if not set(self.of(groups.queries)) <= only:
             return None
@@ -218,44 +212,32 @@ class _AttentionSearch:
     def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
         product, side = self.product, self.side
-        values = self.axes.start(product.inputs[1 - side], *product.free(1 - side))
-        size = self.of(*values.marks)
-        common = (
-            [*product.shared(i), *product.contracted(i)] for i in (side, 1 - side)
-        )
-        for i, j in zip(*common, strict=True):
-            values.axes[j] = weights.axes[i]
-        values = values._replace(marks=(*weights.marks, size))
-        heads = self.axes.ahead(product, side, weights)
-        by_values = self.axes.ahead(product, 1 - side, values)
-        assert heads is not None and by_values is not None  # links are known
-        known = set(self.axes.with_ones(*values.axes))
-        pairs = zip(heads.axes, by_values.axes, strict=True)
-        axes = [y if set(y) <= known else x for x, y in pairs]
-        return values, Reached(heads.value, axes, (size,))
+        values = self.axes.start(product.inputs[1 - side])
+        places = ([*product.shared(i), *product.contracted(i)] for i in (0, 1))
+        for pair in zip(*places, strict=True):
+            values.axes[pair[1 - side]] = weights.axes[pair[side]]
+        operands = [weights, values][:: -1 if side else 1]
+        free = [[x.axes[j] for j in product.free(i)] for i, x in enumerate(operands)]
+        self.free, size = free[side], self.of(*free[1 - side])
+        shared = [weights.axes[i] for i in product.shared(side)]
+        heads = Reached(product.outputs[0], [*shared, *free[0], *free[1]], (size,))
+        return values._replace(marks=(*weights.marks, size)), heads
 
     # --- Queries and keys
 
-    def scores(
-        self,
-        value: levels.Value,
-        is_sigmoid: bool,
-        free: list[AxisFactors],
-        equation: Equation,
-        step: Reached,
-    ) -> _Scores | None:
+    def scores(self, equation: Equation, step: Reached) -> _Scores | None:
         """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or equation.is_marked:
             return None
         (keys,) = step.marks
         for side in (0, 1) if equation.contracted(0) else ():
             query, key = (
-                self.axes.back(equation, i, step._replace(marks=()))
+                self.axes.across(equation, i, step._replace(marks=()))
                 for i in (side, 1 - side)
             )
             assert query is not None and key is not None  # no marks to lose
             of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
-            known = [set(self.of(x)) for x in free if self.of(x)]
+            known = [set(self.of(x)) for x in self.free if self.of(x)]
             has_queries = not known or any(x <= of_query - of_key for x in known)
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
@@ -265,26 +247,26 @@ class _AttentionSearch:
             ]
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
-            if self.belong_together(query, key, value, is_sigmoid):
-                return _Scores(equation, query, key, [])
+            if self.belong_together(query, key):
+                return _Scores(equation, query, key)
         return None
 
-    def belong_together(
-        self, query: Reached, key: Reached, value: levels.Value, is_sigmoid: bool
-    ) -> bool:
+    def belong_together(self, query: Reached, key: Reached) -> bool:
         """Checks whether keys and values come from the same data, as in attention."""
-        if all(x.is_constant is False for x in (query.value, key.value, value)):
+        value = self.product.inputs[1 - self.side]
+        values = query.value, key.value, value
+        if all(x.is_of_data for x in values):
             return True
-        are_made = [x.is_made for x in (query.value, key.value, value)]
-        if any(are_made) or is_sigmoid:
+        are_made = [x.is_made for x in values]
+        if any(are_made) or self.is_sigmoid:
             if all(are_made[1:]):
-                return _have_common_source(key.value, value)
-            if is_sigmoid or not any(are_made[1:]):
+                return bool(key.value.behind & value.behind)
+            if self.is_sigmoid or not any(are_made[1:]):
                 return False
-            return _have_common_source(query.value, key.value, value)
+            return bool(query.value.behind & key.value.behind & value.behind)
         # All are inputs. If keys are the values, they are a codebook, and keys [K, S],
         # as in a product of matrices, are the parameters of a layer.
-        of_query, of_key, of_value = map(levels.origin, (query.value, key.value, value))
+        of_query, of_key, of_value = map(levels.origin, values)
         if of_key is of_value and of_value is not of_query:
             return False
         axes, (_, size) = self.axes.origin(key).axes, key.marks
@@ -292,9 +274,7 @@ class _AttentionSearch:
 
     # --- The values shown
 
-    def weights(
-        self, steps: list[Reached], groups: axis_groups.Groups
-    ) -> Reached | None:
+    def weights(self, steps: list[Reached], groups: all_axes.Groups) -> Reached | None:
         """Finds the weights to show."""
         best = softmaxes.undropped(steps)
         (keys,) = steps[0].marks
@@ -311,7 +291,7 @@ class _AttentionSearch:
             users = step.value.users
             if len(users) != 1 or users[0].name not in levels.NEUTRAL:
                 return None
-            after = self.axes.ahead(users[0], 0, step)
+            after = self.axes.across(users[0], 0, step)
             if after is None:
                 return None
             step = after
@@ -323,7 +303,7 @@ class _AttentionSearch:
         scores: _Scores,
         values: Reached,
         heads: Reached,
-        groups: axis_groups.Groups,
+        groups: all_axes.Groups,
     ) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
         weights = self.weights(softmax.weights, groups)
@@ -334,14 +314,18 @@ class _AttentionSearch:
         keys, size = values.marks
         # The equation that a site comes before, and the value's axes after the batch
         # axes; None is the axes of heads, which are the rest.
+        whole = groups.heads, groups.queries, keys
         wanted = {
             "query": (scores.product, scores.query, groups.queries, None, query_size),
             "key": (scores.product, scores.key, scored, None, key_size),
-            "weights": (weights.value, weights, groups.heads, groups.queries, keys),
+            "weights": (weights.value, weights, *whole),
             "value": (self.product, values, keys, None, size),
             "heads": (held.value, held, groups.queries, groups.heads, size),
         }
-        variables, shown, sites = {}, {}, []
+        masked = softmaxes.masked(self.axes, self.steps, self.product.index)
+        if masked is not None and not softmax.is_sigmoid:
+            wanted["scores"] = self.product, masked, *whole
+        held_by, shown, sites = {}, {}, []
         for name, (place, step, *axes) in wanted.items():
             forms = self.axes.forms(step)
             step = next((x for x in forms if x.value.is_readable(place.index)), None)
@@ -349,76 +333,78 @@ class _AttentionSearch:
             layout = step and Layout.of(self.axes, step, axes, groups.heads)
             if step is None or layout is None:
                 continue
-            variables[name], shown[name] = step.value.variable, layout
+            held_by[name], shown[name] = step.value, layout
             # An edit of a variable affects everything that reads it from there on.
             readers = [x for x in step.value.users if x.index >= place.index]
             is_exclusive = len(readers) == 1 and not step.value.is_output
             is_result = name in ("weights", "heads")
             write = layout.hidden if is_result or is_exclusive else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
-            sites.append(Site.of(place.index, variables[name], facet))
+            sites.append(Site.of(place.index, step.value.variable, facet))
         if not {"weights", "heads"} <= shown.keys():
             return []
-        masked = None
-        if not softmax.is_sigmoid:
-            masked = softmaxes.masked(self.axes, scores.steps, self.product.index)
-        if masked is not None:
-            axes = (*groups.batch, groups.heads, groups.queries, keys)
-            layout = Layout.of(self.axes, masked, axes, groups.heads)
-            if layout is not None:
-                variables["scores"], shown["scores"] = masked.value.variable, layout
-        known = axis_groups.fitting(shown)
-        read = functools.partial(axis_groups.map_of, known, map_sites.map_of_recognized)
-        leaves = {name: variables[name] for name in known}
+        sites = sites[: len(shown) - ("scores" in shown)]
+        whole = shown["weights"].canonical
+        known = {name: x for name, x in shown.items() if _fits(name, x, whole)}
+        read = functools.partial(_map_of, known)
+        leaves: dict[str, Any] = {name: held_by[name].variable for name in known}
         facet = Facet("map", read, None, 'edit "weights"')
-        reached = {"weights": weights, "scores": masked}
-        rows = self.rows(
-            {name: x for name, x in reached.items() if name in known}, known
-        )
+        rows = self.rows(held_by, known)
         if rows is not None:
-            leaves["rows"] = tuple(rows.rows.variables)
-            sees = functools.partial(_map_of_rows, known, rows)
+            leaves["rows"], of_rows = rows
+            sees = functools.partial(read, of_rows=of_rows)
             facet = facet._replace(read=sees, read_edited=read)
         sites.insert(-1, Site.of(self.product.index, leaves, facet))
         return sites
 
     def rows(
-        self, reached: dict[str, Reached], known: dict[str, Layout]
-    ) -> axis_groups.RowsOfMap | None:
-        """Finds how rows of large weights are computed; None if these are small."""
-        if reached["weights"].value.size <= regions.LIMIT:
-            return None
-        layouts = {name: known[name] for name in reached}
-        values = [
-            (reached[name].value, x.rows[0]) for name, x in layouts.items() if x.rows
-        ]
-        if len(values) < len(layouts):
+        self, held_by: dict[str, levels.Value], known: dict[str, Layout]
+    ) -> tuple[list, row_maps.OfRows] | None:
+        """Finds what rows of large weights are computed from, and how."""
+        layouts = {name: known[name] for name in _WHOLE if name in known}
+        values = [(held_by[name], x.rows[0]) for name, x in layouts.items() if x.rows]
+        is_small = held_by["weights"].size <= regions.LIMIT
+        if is_small or len(values) < len(layouts):
             return None
         area = math.prod(known["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
-        return axis_groups.RowsOfMap(layouts, rows) if rows.is_possible else None
+
+        def of_rows(variables: Any, positions: Array) -> list[Array]:
+            pairs = zip(layouts.values(), rows(variables, positions), strict=True)
+            return [layout.shown(x) for layout, x in pairs]
+
+        return (rows.variables, of_rows) if rows.is_possible else None
 
 
-def _map_of_rows(
-    known: dict[str, Layout],
-    rows: axis_groups.RowsOfMap,
-    values: dict,
-) -> Any:
-    """Makes the map whose weights are computed row by row."""
-    sides = axis_groups.sides(known, values)
-    shape = known["weights"].canonical
-    return row_maps.map_of_rows(values["rows"], rows, shape, **sides)
+def _fits(name: str, layout: Layout, whole: tuple[int, ...]) -> bool:
+    """Checks whether a value's canonical shape fits the whole weights, for a map."""
+    if name in _WHOLE:
+        return layout.canonical == whole
+    *_, num_heads, num_queries, num_keys = whole
+    *_, length, own_heads, _ = layout.canonical
+    lengths = {"query": num_queries, "key": num_keys, "value": num_keys}
+    is_grouped = name != "query" and layout.is_aligned
+    has_heads = own_heads in (1, num_heads)
+    has_heads = has_heads or is_grouped and num_heads % own_heads == 0
+    return has_heads and length == lengths.get(name)
 
 
-def _have_common_source(*values: levels.Value) -> bool:
-    # Breadth first for all values: the common source in attention is near.
-    seen = [{value} for value in values]
-    fronts = list(seen)
-    while any(fronts):
-        if any(x.is_data for x in set.intersection(*seen)):
-            return True
-        for i, front in enumerate(fronts):
-            makers = {value.maker for value in front if value.maker is not None}
-            fronts[i] = {x for maker in makers for x in maker.inputs} - seen[i]
-            seen[i] = seen[i] | fronts[i]
-    return False
+def _map_of(
+    layouts: dict[str, Layout], values: dict, of_rows: row_maps.OfRows | None = None
+) -> AttentionMap:
+    """Makes the map from the values that are known, by name.
+
+    With `of_rows`, it computes rows of weights, and of scores, from the value "rows".
+    """
+    *batch, num_heads, _, _ = shape = layouts["weights"].canonical
+    sides = {}
+    for name in values.keys() & {"query", "key", "value"}:
+        x = layouts[name].shown(values[name])
+        length, own_heads, size = x.shape[-3:]
+        own_heads = num_heads if name == "query" else own_heads
+        sides[name] = jnp.broadcast_to(x, (*batch, length, own_heads, size))
+    if of_rows is not None:
+        return row_maps.map_of_rows(values["rows"], of_rows, shape, **sides)
+    names = [name for name in _WHOLE if name in values]
+    whole = {name: layouts[name].shown(values[name]) for name in names}
+    return map_sites.map_of_recognized(**whole, **sides)

@@ -13,10 +13,8 @@ within one term: code that assumes that the sites add up must check it. Attentio
 `recognition` does not find counts as a feed-forward part.
 """
 
-import functools
 import itertools
-import operator
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -26,20 +24,20 @@ from mha_haiku.core.site_primitive import Facet
 from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.jaxprs import Site
 
+_ADDING = {"add", "add_any"}
 _ROOTS = {"rsqrt", "sqrt", "pow"}
 # Primitives between a sum of squares and its root.
-_BEFORE_ROOTS = {
+_BEFORE_ROOTS = levels.NEUTRAL | {
     *("add", "sub", "mul", "div", "max", "min", "clamp", "select_n", "square"),
     "integer_pow",
 }
-_MOST_BEFORE_ROOTS = 24
 
 
 class Named(NamedTuple):
     """A site, and the source of its name."""
 
-    site: Site | None  # None if no variable of the level holds the value
-    eqn: core.JaxprEqn | None  # an equation of its modules; None for the level itself
+    site: Site
+    eqn: core.JaxprEqn | None = None  # one of its modules; None for the level itself
     kind: str = ""  # the name to number if there are no modules
 
 
@@ -70,185 +68,95 @@ def stream(
       is_top: Whether the level is the whole program.
     """
     equations = levels.equations(jaxpr)
-    sites, begin = _StreamSearch(equations, heads, carries, is_top).found()
-    return [*_factors(equations), *sites], begin
+    attention = levels.union(
+        x.bit
+        for equation in equations
+        if equation.is_marked or heads.intersection(equation.eqn.outvars)
+        for x in equation.outputs
+    )
+    sums = _sums(equations, carries)
+    behind = levels.union(x.after.bit for x in sums)
+    starts = dict.fromkeys(x.before for x in sums if not x.before.behind & behind)
+    sites = [*_factors(equations)]
+    for name, x in zip(("embedding", "decoder_embedding"), starts, strict=False):
+        if is_top or x.maker is not None:
+            sites += _named(x, Facet(name))
+    is_unbroken = all(y.before is x.after for x, y in itertools.pairwise(sums))
+    is_one = len(starts) == 1
+    sites += _layers(sums, attention, is_one and is_unbroken)
+    after = sums[-1].after if is_one and is_unbroken else None
+    if after and (is_top or not any(x.is_output for x in levels.forms(after))):
+        sites += _named(after, Facet("stream"))
+    begin = [x.variable for x in starts if x.maker is None and is_one]
+    return sites, begin[0] if begin else None
 
 
-class _Ancestry:
-    """The values from which the values of a level are computed."""
-
-    # Sets of values are bits of integers: a program has thousands of values, which
-    # depend on nearly all earlier ones. A value has the bit of its equation, or its own
-    # bit.
-
-    def __init__(self, equations: list[levels.Equation]):
-        self._of: dict[levels.Value, int] = {}
-        self._by_product: dict[levels.Value, int] = {}
-        self._bits: dict[Any, int] = {}
-        for equation in equations:
-            behind = _union(map(self.of, equation.inputs))
-            products = _union(map(self.by_product, equation.inputs))
-            for x in equation.outputs:
-                self._of[x] = self.own(x) | behind
-                self._by_product[x] = behind if equation.is_product else products
-
-    def own(self, value: levels.Value) -> int:
-        """Returns the set of only this value."""
-        key = value if value.maker is None else value.maker
-        return self._bits.setdefault(key, 1 << len(self._bits))
-
-    def of(self, value: levels.Value) -> int:
-        """Returns the set of a value and all values it depends on."""
-        return self._of[value] if value in self._of else self.own(value)
-
-    def by_product(self, value: levels.Value) -> int:
-        """Returns the set of values that a value depends on through a product."""
-        return self._by_product.get(value, 0)
-
-
-class _StreamSearch:
-    """The search for the sums of a residual stream in a level."""
-
-    def __init__(
-        self,
-        equations: list[levels.Equation],
-        heads: set[core.Var],
-        carries: dict[int, tuple[int, int]],
-        is_top: bool,
-    ):
-        self.equations, self.carries, self.is_top = equations, carries, is_top
-        self.made = _Ancestry(equations)
-        self.heads = _union(
-            self.made.own(x)
-            for equation in equations
-            if equation.is_marked or heads.intersection(equation.eqn.outvars)
-            for x in equation.outputs
-        )
-
-    def found(self) -> tuple[list[Named], core.Var | None]:
-        sums = self._sums()
-        starts = self._starts(sums)
-        sites = [*self._written(sums)]
-        names = "embedding", "decoder_embedding"
-        for name, x in zip(names, starts, strict=False):
-            if self.is_top or x.maker is not None:
-                sites.append(Named(_site(x, Facet(name)), None))
-        is_unbroken = all(y.before is x.after for x, y in itertools.pairwise(sums))
-        if sums and len(starts) == 1 and is_unbroken:
-            sites += self._streams(sums)
-        is_given = len(starts) == 1 and starts[0].maker is None
-        begin = starts[0].variable if is_given else None
-        return sites, begin
-
-    def _written(self, sums: list[_Sum]) -> Iterator[Named]:
-        """Yields the sites of terms that no head writes."""
-        for sum_ in sums:
-            # Terms in a call are found in the level inside.
-            is_here = not sum_.equation.calls
-            for x in self._terms(sum_.before, sum_.term) if is_here else ():
-                if not self._attends(sum_.before, x):
-                    site = _site(x, Facet("feed_forward/output"))
-                    yield Named(site, sum_.equation.eqn, "layer")
-
-    def _streams(self, sums: list[_Sum]) -> Iterator[Named]:
-        """Yields the sites of the inputs of layers, and of the output of the last."""
-        entered = set()
-        for sum_ in sums:
-            if sum_.term is None or sum_.equation.calls or sum_.before in entered:
-                continue
-            if self._attends(sum_.before, sum_.term):
-                entered.add(sum_.before)
-                site = _site(sum_.before, Facet("stream"))
-                yield Named(site, sum_.equation.eqn, "layer")
-        last = sums[-1]
-        if self.is_top or not any(x.is_output for x in levels.forms(last.after)):
-            yield Named(_site(last.after, Facet("stream")), None)
-
-    def _sums(self) -> list[_Sum]:
-        sums: list[_Sum] = []
-        by_after: dict[levels.Value, _Sum] = {}
-        for equation in self.equations:
-            sum_ = None
-            if id(equation.eqn) in self.carries:
-                place, number = self.carries[id(equation.eqn)]
-                before, after = equation.inputs[place], equation.outputs[number]
-                sum_ = _Sum(equation, levels.origin(before), None, after, 0)
-            elif equation.name in ("add", "add_any"):
-                sum_ = self._residual(equation, by_after)
-            if sum_ is not None:
-                by_after[sum_.after] = sum_
-                sums.append(sum_)
-        kept: list[_Sum] = []
-        for sum_ in reversed(sums):  # sums inside a term come before its sum
-            if not any(self._is_inside(sum_, x) for x in kept):
-                kept.insert(0, sum_)
-        return kept
-
-    def _residual(
-        self, equation: levels.Equation, by_after: dict[levels.Value, _Sum]
-    ) -> _Sum | None:
-        """Finds the stream and the term of a sum, if it is one."""
-        (after,) = equation.outputs
-        if not after.is_data or len(after.shape) < 2:
-            return None
-        for before, term in (equation.inputs, equation.inputs[::-1]):
-            if not before.shape == term.shape == after.shape:
-                continue
-            # The input of a layer may be scaled before the sum.
-            for root in _roots(before):
-                known = by_after.get(root)
-                anchors = self.made.own(root) | (known.anchors if known else 0)
-                if root.is_data and self.made.by_product(term) & anchors:
-                    return _Sum(equation, root, term, after, anchors)
-        return None
-
-    def _is_inside(self, inner: _Sum, outer: _Sum) -> bool:
-        if outer.term is None or inner is outer:
-            return False
-        part = inner.before if inner.term is None else inner.term
-        is_behind = self.made.own(outer.before) & self.made.of(part)
-        return bool(is_behind and self.made.own(inner.after) & self.made.of(outer.term))
-
-    def _starts(self, sums: list[_Sum]) -> list[levels.Value]:
-        starts, behind = {}, _union(self.made.own(x.after) for x in sums)
-        for sum_ in sums:
-            if not self.made.of(sum_.before) & behind:
-                starts[sum_.before] = None
-        return list(starts)
-
-    def _terms(
-        self, before: levels.Value, term: levels.Value | None
-    ) -> list[levels.Value]:
-        """Splits a sum of terms that all depend on the stream through products."""
-        if term is None:
-            return []
-        root = levels.origin(term)
-        if root.maker is not None and root.maker.name in ("add", "add_any"):
-            parts = root.maker.inputs
-            of = self.made.of(before)
-            if all(self.made.by_product(x) & of for x in parts):
-                return [y for x in parts for y in self._terms(before, x)]
-        return [term]
-
-    def _attends(self, before: levels.Value, term: levels.Value) -> bool:
-        """Checks whether there is attention between a stream and a term."""
-        between = self.made.of(term) & ~self.made.of(before)
-        return bool(between & self.heads)
-
-
-def _factors(equations: list[levels.Equation]) -> Iterator[Named]:
-    for equation in equations:
-        is_here = equation.name in _ROOTS and not equation.calls
-        if not is_here or not _is_of_sum(equation.inputs[0]):
+def _layers(sums: list[_Sum], attention: int, has_stream: bool) -> Iterator[Named]:
+    """Yields the sites of the inputs of layers, and of terms that no head writes."""
+    entered = set()
+    for sum_ in sums:
+        before, source = sum_.before, (sum_.equation.eqn, "layer")
+        # Terms in a call are found in the level inside.
+        if sum_.term is None or sum_.equation.calls:
             continue
-        facet = Facet("factor")
-        if equation.name == "sqrt":
-            facet = Facet("factor", jnp.reciprocal, lambda value, changed: 1 / changed)
-        yield Named(_site(equation.outputs[0], facet), equation.eqn, "norm")
+        between = sum_.term.behind & ~before.behind
+        if has_stream and between & attention and before not in entered:
+            entered.add(before)
+            yield from _named(before, Facet("stream"), *source)
+        for x in _terms(before, sum_.term):
+            if not x.behind & ~before.behind & attention:
+                yield from _named(x, Facet("feed_forward/output"), *source)
 
 
-def _union(sets: Iterable[int]) -> int:
-    return functools.reduce(operator.or_, sets, 0)
+def _terms(before: levels.Value, term: levels.Value) -> list[levels.Value]:
+    """Splits a sum of terms that all depend on the stream through products."""
+    maker = levels.origin(term).maker
+    if maker is not None and maker.name in _ADDING:
+        if all(x.by_product & before.behind for x in maker.inputs):
+            return [y for x in maker.inputs for y in _terms(before, x)]
+    return [term]
+
+
+def _sums(
+    equations: list[levels.Equation], carries: dict[int, tuple[int, int]]
+) -> list[_Sum]:
+    """Finds the sums of a residual stream."""
+    sums: dict[levels.Value, _Sum] = {}  # by what they return
+    for equation in equations:
+        if id(equation.eqn) in carries:
+            place, number = carries[id(equation.eqn)]
+            before, after = equation.inputs[place], equation.outputs[number]
+            sums[after] = _Sum(equation, levels.origin(before), None, after, 0)
+        elif equation.name in _ADDING:
+            sum_ = _residual(equation, sums)
+            sums |= {} if sum_ is None else {sum_.after: sum_}
+    kept: list[_Sum] = []
+    for sum_ in reversed(sums.values()):  # sums inside a term come before its sum
+        part = sum_.before if sum_.term is None else sum_.term
+        is_inside = any(
+            x.term is not None
+            and x.before.bit & part.behind
+            and sum_.after.bit & x.term.behind
+            for x in kept
+        )
+        kept = kept if is_inside else [sum_, *kept]
+    return kept
+
+
+def _residual(equation: levels.Equation, sums: dict[levels.Value, _Sum]) -> _Sum | None:
+    """Finds the stream and the term of a sum, if it is one."""
+    (after,) = equation.outputs
+    if not after.is_data or len(after.shape) < 2:
+        return None
+    for before, term in (equation.inputs, equation.inputs[::-1]):
+        if not before.shape == term.shape == after.shape:
+            continue
+        # The input of a layer may be scaled before the sum.
+        for root in _roots(before):
+            anchors = root.bit | (sums[root].anchors if root in sums else 0)
+            if root.is_data and term.by_product & anchors:
+                return _Sum(equation, root, term, after, anchors)
+    return None
 
 
 def _roots(value: levels.Value) -> Iterator[levels.Value]:
@@ -263,29 +171,29 @@ def _roots(value: levels.Value) -> Iterator[levels.Value]:
         (value,) = factors
 
 
-def _is_of_sum(value: levels.Value) -> bool:
-    """Checks whether a value is a sum of data, up to operations of norms."""
-    # Constants, such as the bounds of a maximum, do not count.
-    waiting = [value.maker]
-    for _ in range(_MOST_BEFORE_ROOTS):
-        waiting = [maker for maker in waiting if maker is not None]
-        if not waiting:
-            return False
-        maker = waiting.pop(0)
-        is_square = len({x.number for x in maker.inputs}) == 1
-        if maker.name == "reduce_sum" or maker.name == "dot_general" and is_square:
-            return maker.inputs[0].is_data
-        if maker.name in _BEFORE_ROOTS | levels.NEUTRAL:
-            waiting += [x.maker for x in maker.inputs]
-    return False
+def _factors(equations: list[levels.Equation]) -> Iterator[Named]:
+    """Yields the sites of inverse roots of sums, up to operations of norms."""
+    sums: set[levels.Value] = set()
+    for equation in equations:
+        name, inputs = equation.name, equation.inputs
+        is_square = name == "dot_general" and inputs[0].number == inputs[1].number
+        if name == "reduce_sum" or is_square:
+            sums.update(x for x in equation.outputs if inputs[0].is_data)
+        elif sums.isdisjoint(inputs):
+            continue
+        elif name in _BEFORE_ROOTS:
+            sums.update(equation.outputs)
+        elif name in _ROOTS and not equation.calls:
+            facet = Facet("factor")
+            if name == "sqrt":
+                inverse = lambda value, changed: 1 / changed  # noqa: E731
+                facet = Facet("factor", jnp.reciprocal, inverse)
+            yield from _named(equation.outputs[0], facet, equation.eqn, "norm")
 
 
-def _site(value: levels.Value, facet: Facet) -> Site | None:
-    """Makes the site of a value, if it has a variable and no such site yet."""
-    if value.variable is None:
-        return None
+def _named(value: levels.Value, facet: Facet, *source: Any) -> Iterator[Named]:
+    """Yields the site of a value, if it has a variable and no such site yet."""
     users = [user for x in levels.forms(levels.origin(value)) for user in x.users]
-    known = [y for user in users for y in user.params.get("facets", ())]
-    if any(x.name == facet.name for x in known):
-        return None
-    return Site.of(value.index, value.variable, facet)
+    names = {x.name for user in users for x in user.params.get("facets", ())}
+    if value.variable is not None and facet.name not in names:
+        yield Named(Site.of(value.index, value.variable, facet), *source)

@@ -22,15 +22,15 @@ from jax.extend import core
 
 from mha_haiku.core.site_primitive import SEEN, site_p
 from mha_haiku.core.sites import jaxprs, recognition, regions, residual
-from mha_haiku.core.sites.jaxprs import Site, under_vmaps
+from mha_haiku.core.sites.jaxprs import Site
 
 # The placeholder of a scan's turn in a name.
 TURN = "\0"
-# Ends a path if the number of the next part is the turn.
+# Follows it if the turn is the number of the next part.
 _NUMBERED = "\1"
 
 # The number of a layer: a part of a name, or the end of one.
-_LAYER = re.compile(rf"(?:^|[/_.#])(\d+|{TURN})(?=$|[/_.#])")
+_LAYER = re.compile(r"(?:^|[/_.#])(\d+)(?=$|[/_.#])")
 
 # A pattern of names, or whole names.
 Address = str | tuple[str, ...]
@@ -39,44 +39,15 @@ Address = str | tuple[str, ...]
 _KERNEL = re.compile("pallas|cudnn|dot_product_attention|ffi_call|custom_call|triton")
 
 
-class _Around(NamedTuple):
-    path: str = ""  # the path of modules
-    lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
-    in_while: bool = False  # whether the level is inside a while loop
-    # The equations that contain the level, with None for the turns of the scans.
-    place: tuple[int | None, ...] = ()
-
-    @property
-    def is_marked(self) -> bool:
-        """Whether the level is inside an attention that already has sites."""
-        return SEEN in self.path.split("/")
-
-    def inside(
-        self, eqn: core.JaxprEqn, index: int, number: int, jaxpr: core.Jaxpr
-    ) -> "_Around":
-        """Returns the surroundings of a jaxpr inside an equation of the level."""
-        path = joined(self.path, jaxprs.path(eqn))
-        in_while = self.in_while or eqn.primitive.name == "while"
-        if eqn.primitive.name != "scan":
-            place = (*self.place, index, number)
-            return _Around(path, self.lengths, in_while, place)
-        return _Around(
-            inside_scan(path, jaxpr),
-            (*self.lengths, eqn.params["length"]),
-            in_while,
-            (*self.place, index, None),
-        )
-
-
 class Edit(NamedTuple):
     """An edit of a facet of a site."""
 
     facet: int  # its index
     change: Callable  # of the value and a number
     # By the turns of the enclosing scans: whether the site is edited, and the number,
-    # which is None if there is none.
+    # which is -1 if there is none.
     chosen: np.ndarray
-    numbers: np.ndarray | None
+    numbers: np.ndarray
 
 
 @dataclasses.dataclass
@@ -86,7 +57,7 @@ class Stop:
     site: Site
     scope: str  # the path of its equation within the level
     names: tuple[str, ...]  # the full names of its facets
-    around: _Around
+    level: "Level"
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
     group: int | None = None
@@ -101,44 +72,35 @@ class Stop:
 
     def views(self) -> list[Any]:
         """Finds the shapes and dtypes of the facets at one turn."""
-        params = self.site.params
-
-        def view(*leaves):
-            value = jax.tree.unflatten(params["tree"], leaves)
-            return [facet.read(value) for facet in params["facets"]]
-
-        mapped = under_vmaps(view, params["batched"], own_axes=False)
+        facets = self.site.params["facets"]
+        views = self.site.function_of(lambda value: [x.read(value) for x in facets])
         avals: list[Any] = [x.aval for x in self.site.inputs]
         shapes = [jax.ShapeDtypeStruct(aval.shape, aval.dtype) for aval in avals]
-        return jax.eval_shape(mapped, *shapes)
+        return jax.eval_shape(views, *shapes)
 
-    def turns(self) -> Iterator[tuple[tuple[int, ...], tuple[str, ...]]]:
-        """Yields the turns of the enclosing scans, and the facets' names there."""
-        for turn in itertools.product(*map(range, self.around.lengths)):
-            yield turn, tuple(at_turn(name, turn) for name in self.names)
+    def names_of(self, facet: int) -> list[str]:
+        """Lists the names of a facet at the turns of the enclosing scans."""
+        turns = np.ndindex(*self.level.lengths)
+        return [at_turn(self.names[facet], turn) for turn in turns]
+
+    def by_turn(self, values: Iterable) -> np.ndarray:
+        """Returns an array of values at the turns of the enclosing scans."""
+        return np.reshape([*values], self.level.lengths)
+
+    def layers(self) -> np.ndarray:
+        """Returns the layers by turns, the first numbers in the names."""
+        return self.by_turn(map(_layer, self.names_of(0)))
 
     def edit(self, facet: int, address: Address, change: Callable) -> Edit:
         """Makes an edit of a facet, where the address names it."""
-        chosen = np.zeros(self.around.lengths, bool)
-        for turn, names in self.turns():
-            chosen[turn] = matches(address, names[facet])
-        if not isinstance(address, tuple):
-            return Edit(facet, change, chosen, self.layers())
-        numbers, number = np.zeros(self.around.lengths, int), -1
-        for turn, names in self.turns():
-            number = address.index(names[facet]) if chosen[turn] else number
-            numbers[turn] = number
+        names, numbers = self.names_of(facet), self.layers()
+        if isinstance(address, tuple):  # at other turns the number before
+            places = (address.index(x) if x in address else -1 for x in names)
+            numbers = self.by_turn(
+                itertools.accumulate(places, lambda x, y: x if y < 0 else y)
+            )
+        chosen = self.by_turn(matches(address, x) for x in names)
         return Edit(facet, change, chosen, numbers)
-
-    def layers(self) -> np.ndarray | None:
-        """Returns the layer by turns, the first number in the name; None without."""
-        if not _LAYER.search(self.names[0]):
-            return None
-        layers = np.zeros(self.around.lengths, int)
-        for turn, names in self.turns():
-            number = _LAYER.search(names[0])
-            layers[turn] = int(number[1]) if number else 0
-        return layers
 
 
 @dataclasses.dataclass
@@ -146,15 +108,36 @@ class Level:
     """A jaxpr, with its sites and the levels inside."""
 
     closed: core.ClosedJaxpr
+    path: str = ""  # the path of modules
+    lengths: tuple[int, ...] = ()  # the lengths of the scans, from the outermost
+    in_while: bool = False  # whether the level is inside a while loop
     stops: list[Stop] = dataclasses.field(default_factory=list)  # its sites, in order
     # The levels inside of equations, by their index.
     inner: dict[int, list["Level"]] = dataclasses.field(default_factory=dict)
     begin: core.Var | None = None  # the input that is a residual stream
 
+    def inside(self, eqn: core.JaxprEqn) -> list["Level"]:
+        """Makes the levels inside of an equation, without sites."""
+        path, lengths = joined(self.path, jaxprs.path(eqn)), self.lengths
+        held, name = jaxprs.inner(eqn), eqn.primitive.name
+        if name == "scan":
+            path = inside_scan(path, held[0].jaxpr)
+            lengths = *lengths, eqn.params["length"]
+        in_while = self.in_while or name == "while"
+        return [Level(closed, path, lengths, in_while) for closed in held]
+
     def all_stops(self) -> Iterator[Stop]:
         yield from self.stops
         for level in itertools.chain.from_iterable(self.inner.values()):
             yield from level.all_stops()
+
+    def passes(self, turn: tuple = ()) -> Iterator[tuple[Stop, tuple[int, ...]]]:
+        """Yields the sites and the turns of scans, in the order of the run."""
+        for index in sorted({*self.inner, *(stop.site.index for stop in self.stops)}):
+            yield from ((x, turn) for x in self.stops if x.site.index == index)
+            for level in self.inner.get(index, ()):
+                for turns in np.ndindex(*level.lengths[len(turn) :]):
+                    yield from level.passes((*turn, *turns))
 
 
 class Survey:
@@ -171,23 +154,21 @@ class Survey:
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
         equations = list(jaxprs.walk(closed.jaxpr))
-        taken = {jaxprs.path(eqn) for eqn in equations if eqn.primitive is site_p}
+        marked = [eqn for eqn in equations if eqn.primitive is site_p]
+        taken = {jaxprs.path(eqn) for eqn in marked}
         names = (f"attention_{i}" for i in itertools.count())
         self._pathless = (name for name in names if name not in taken)
-        has_stream = any(
-            facet.name == "stream"
-            for eqn in equations
-            if eqn.primitive is site_p
-            for facet in eqn.params["facets"]
-        )
-        self._shows_stream = shows_stream and not has_stream
+        facets = {x.name for eqn in marked for x in eqn.params["facets"]}
+        self._shows_stream = shows_stream and "stream" not in facets
         self._heads: set[core.Var] = set()
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
         self._assumed: list[str] = []  # attention whose axis of heads is assumed
-        # The levels in which attention was searched for, and their constants.
-        self._searched: list[tuple[core.Jaxpr, set[core.Var] | None]] = []
-        self.top = self._level(closed, _Around(), None)
+        # The levels in which attention was searched for, and their data.
+        self._searched: list[tuple[core.Jaxpr, set[core.Var]]] = []
+        data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
+        self.top = Level(closed)
+        self._survey(self.top, data)
         several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
             stop.names = tuple(
@@ -209,69 +190,62 @@ class Survey:
                 "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
-            if all(constants is None for _, constants in self._searched):
+            if not any(data for _, data in self._searched):
                 parts.append(
                     "If queries, keys and values are projections of different inputs, "
                     "mh.wrap(f, params) can tell these from parameters."
                 )
         return "\n".join(parts)
 
-    def whole(self) -> str:
-        """Lists the values of all queries and keys in calls of `blockwise`, or ""."""
-        if not self._whole:
-            return ""
-        return f"Not computed in blocks: {', '.join(self._whole)}."
-
-    def assumption(self) -> str:
-        """Says which axes of recognized attention are only assumed; "" for none."""
-        if not self._assumed:
-            return ""
-        return (
-            f"Nothing tells the axis of heads of {', '.join(self._assumed)}: weights "
-            "are assumed to be [B, H, T, S], or [B, T, S] of one head."
-        )
+    def remarks(self) -> str:
+        """Describes what is assumed, what `blockwise` leaves whole, and the advice."""
+        parts = [self.advice()]
+        if self._assumed:
+            parts.append(
+                f"Nothing tells the axis of heads of {', '.join(self._assumed)}: "
+                "weights are assumed to be [B, H, T, S], or [B, T, S] of one head."
+            )
+        if self._whole:
+            parts.append(f"Not computed in blocks: {', '.join(self._whole)}.")
+        return "\n".join(filter(None, parts))
 
     def names(self) -> list[tuple[Stop, tuple[str, ...]]]:
         """Returns the sites and the names of their facets, in the order of the run."""
-        entries = []
-        for stop in self.top.all_stops():
-            for turn, names in stop.turns():
-                turns, place = iter(turn), (*stop.around.place, stop.site.index)
-                place = tuple(next(turns) if x is None else x for x in place)
-                entries.append((place, stop, names))
-        entries.sort(key=lambda entry: entry[0])
-        return [(stop, names) for _, stop, names in entries]
+        return [
+            (stop, tuple(at_turn(name, turn) for name in stop.names))
+            for stop, turn in self.top.passes()
+        ]
 
-    def _level(
-        self,
-        closed: core.ClosedJaxpr,
-        around: _Around,
-        constants: Iterable[core.Var] | None,
-    ) -> Level:
-        """Surveys a level; `constants` are those among its inputs, None if unknown."""
-        jaxpr, level = closed.jaxpr, Level(closed)
-        recognized, named = {}, {}
-        known = jaxprs.constants(jaxpr, constants)
-        if not around.is_marked:
-            self._searched.append((jaxpr, known))
-        found = [] if around.is_marked else recognition.attentions(jaxpr, known)
-        for first, sites, is_assumed in found:
+    def _survey(self, level: Level, inputs: Iterable[core.Var]) -> None:
+        """Finds the sites of a level; `inputs` are those that are known to be data."""
+        jaxpr = level.closed.jaxpr
+        recognized = collections.defaultdict(list)
+        data = jaxprs.of_data(jaxpr, inputs)
+        # Nothing is recognized inside an attention that already has sites.
+        found, is_marked = [], SEEN in level.path.split("/")
+        if not is_marked:
+            self._searched.append((jaxpr, data))
+            found = recognition.attentions(jaxpr, data)
+        for number, (_, sites, _) in enumerate(found):
             for site in sites:
-                entry = first, is_assumed, site
-                recognized.setdefault(site.index, []).append(entry)
+                recognized[site.index].append((number, site))
+
+        @functools.cache
+        def named(number: int) -> tuple[str, int]:  # when its first site is reached
+            first, _, is_assumed = found[number]
+            local = jaxprs.path(first)
+            if is_empty(joined(level.path, local)):
+                local = next(self._pathless)
+            if is_assumed:
+                name = _named(joined(level.path, local), "")
+                self._assumed.append(name.replace(TURN, "*"))
+            return local, self._group()
+
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for first, is_assumed, site in recognized.get(index, ()):
-                if id(first) not in named:
-                    local = jaxprs.path(first)
-                    if is_empty(joined(around.path, local)):
-                        local = next(self._pathless)
-                    named[id(first)] = local, self._group()
-                    if is_assumed:
-                        path = joined(around.path, local).partition(_NUMBERED)[0]
-                        self._assumed.append(path.replace(TURN, "*"))
-                local, group = named[id(first)]
-                level.stops.append(self._stop(site, local, around, group))
+            for number, site in recognized[index]:
+                local, group = named(number)
+                level.stops.append(self._stop(site, local, level, group))
             if eqn is None:
                 break
             if eqn.primitive is site_p:
@@ -279,7 +253,7 @@ class Survey:
                     leaves = list(eqn.invars), list(eqn.outvars)
                     site = Site(index, *leaves, eqn.params)
                     local = jaxprs.path(eqn)
-                    level.stops.append(self._stop(site, local, around, None))
+                    level.stops.append(self._stop(site, local, level, None))
                 continue
             if eqn.primitive.name == jaxprs.BLOCKWISE:
                 whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
@@ -287,14 +261,10 @@ class Survey:
             if _KERNEL.search(eqn.primitive.name):
                 self.kernels.add(eqn.primitive.name)
                 continue
-            inner = [
-                self._level(
-                    nested,
-                    around.inside(eqn, index, number, nested.jaxpr),
-                    jaxprs.constants_inside(eqn, nested.jaxpr, known),
-                )
-                for number, nested in enumerate(jaxprs.inner(eqn))
-            ]
+            inner = level.inside(eqn)
+            for nested in inner:
+                known = jaxprs.data_inside(eqn, nested.closed.jaxpr, data)
+                self._survey(nested, known)
             if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
             if eqn.primitive.name == "scan" and inner[0].begin is not None:
@@ -303,38 +273,33 @@ class Survey:
                 if num_consts <= place < num_consts + num_carry:
                     self._carries[id(eqn)] = place, place - num_consts
         if self._shows_stream:
-            self._add_stream(level, around)
-        return level
+            self._add_stream(level)
 
-    def _add_stream(self, level: Level, around: _Around) -> None:
+    def _add_stream(self, level: Level) -> None:
         for stop in level.stops:
             if stop.site.params["facets"][0].name == "heads":
                 self._heads.update(stop.site.outputs)
-        jaxpr, is_top = level.closed.jaxpr, not around.place
         sites, level.begin = residual.stream(
-            jaxpr, self._heads, self._carries, is_top=is_top
+            level.closed.jaxpr, self._heads, self._carries, is_top=level is self.top
         )
         for named in sites:
-            if named.site is None:
-                continue
             local = "" if named.eqn is None else jaxprs.path(named.eqn)
-            if named.kind and is_empty(joined(around.path, local)):
+            if named.kind and is_empty(joined(level.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
-            stop = self._stop(named.site, local, around, self._group())
-            chosen = np.ones(around.lengths, bool)
-            stop.edits.append(Edit(0, lambda value, layer: value, chosen, None))
+            stop = self._stop(named.site, local, level, self._group())
+            stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
             level.stops.append(stop)
 
-    def _stop(self, site: Site, local: str, around: _Around, group: int | None) -> Stop:
-        path = joined(around.path, local)
+    def _stop(self, site: Site, local: str, level: Level, group: int | None) -> Stop:
+        path = joined(level.path, local)
         names = []
         for facet in site.params["facets"]:
-            name = "/".join(filter(None, (path.partition(_NUMBERED)[0], facet.name)))
+            name = _named(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
-        return Stop(site, local, tuple(names), around, group)
+        return Stop(site, local, tuple(names), level, group)
 
 
 # --- Names
@@ -362,12 +327,17 @@ def _expression(pattern: str) -> re.Pattern:
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
 
 
-def number_at(numbers: np.ndarray | None, turns: Sequence) -> int | Array | None:
+def _layer(name: str) -> int:
+    number = _LAYER.search(name)
+    return int(number[1]) if number else -1
+
+
+def number_at(numbers: np.ndarray, turns: Sequence) -> int | Array | None:
     """Looks up a number by the turns of scans; traced if it depends on them."""
-    if numbers is None:
-        return None
     first = numbers.flat[0]
-    return int(first) if (numbers == first).all() else jnp.asarray(numbers)[turns]
+    if (numbers == first).all():
+        return None if first < 0 else int(first)
+    return jnp.asarray(numbers)[turns]
 
 
 def at_turn(name: str, turn: Sequence[int]) -> str:
@@ -389,14 +359,14 @@ def is_empty(path: str) -> bool:
 
 
 def joined(path: str, local: str) -> str:
-    """Joins two paths; the first may end as `inside_scan` describes."""
-    path, is_inside_scan, head = path.partition(_NUMBERED)
-    if is_inside_scan and local:
-        _, _, rest = local.partition("/")
-        local = "/".join(filter(None, (f"{head[:-1]}{TURN}", rest)))
-    elif is_inside_scan:
-        return f"{path}{_NUMBERED}{head}"
+    """Joins two paths."""
     return "/".join(filter(None, (path, local)))
+
+
+def _named(path: str, last: str) -> str:
+    """Makes a name of a path, in which turns may be numbers of modules."""
+    numbered = re.sub(f"{TURN}{_NUMBERED}/([^/]*_)0(?=/|$)", rf"\1{TURN}", path)
+    return joined(numbered.replace(_NUMBERED, ""), last)
 
 
 def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
@@ -407,6 +377,4 @@ def inside_scan(path: str, jaxpr: core.Jaxpr) -> str:
     paths = map(jaxprs.path, jaxprs.walk(jaxpr, lambda eqn: not jaxprs.path(eqn)))
     heads = {path.partition("/")[0] for path in paths if path}
     (head,) = heads if len(heads) == 1 else ("",)
-    if head.endswith("_0"):
-        return f"{path}{_NUMBERED}{head}"
-    return "/".join(filter(None, (path, TURN)))
+    return joined(path, TURN + _NUMBERED * head.endswith("_0"))

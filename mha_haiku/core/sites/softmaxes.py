@@ -13,7 +13,7 @@ from mha_haiku.core.sites import levels
 from mha_haiku.core.sites.axes import Axes, Reached
 from mha_haiku.core.sites.levels import Equation, Value
 
-_EXPONENTIALS = {*levels.EXPONENTIALS, "logistic"}
+EXPONENTIALS = {*levels.EXPONENTIALS, "logistic"}
 _MIXING = {"slice", "dynamic_slice", "dot_general"}
 
 
@@ -26,13 +26,18 @@ class Softmax(NamedTuple):
     is_sigmoid: bool
 
 
-def found(axes: Axes, weights: Reached) -> Softmax | None:
-    """Finds the softmax or sigmoid of which weights are made."""
-    walk = axes.walk(weights, _weighing, _exponential)
+def found(axes: Axes, weights: Reached, sums: list[Equation]) -> Softmax | None:
+    """Finds the softmax or sigmoid of which weights are made.
+
+    `sums` are the exponentials and sums of the level.
+    """
+    walk = axes.walk(
+        weights, _weighing, lambda x, _: x if x.name in EXPONENTIALS else None
+    )
     if walk is None:
         return None
     steps, end = walk
-    scores = axes.back(end, 0, steps[-1])
+    scores = axes.across(end, 0, steps[-1])
     if scores is None:
         return None
     is_sigmoid = end.name == "logistic"
@@ -41,7 +46,7 @@ def found(axes: Axes, weights: Reached) -> Softmax | None:
         maker, place = _maker(step), _place(step, before)
         is_inverse = maker.name == "div" and place == 1  # 1 / (1 + exp(-x))
         if maker.name in ("mul", "div") and maker.inputs[1 - place].is_made:
-            if not _is_total(axes, step, 1 - place, scores.value):
+            if not _is_total(axes, step, 1 - place, scores.value, sums):
                 return None
             shares = shares or i + 1
         elif is_inverse:
@@ -49,7 +54,7 @@ def found(axes: Axes, weights: Reached) -> Softmax | None:
     shifted = axes.origin(scores)
     maker = shifted.value.maker
     if not shares and maker is not None and maker.name == "sub":
-        is_log = _is_total(axes, shifted, 1, maker.inputs[0])
+        is_log = _is_total(axes, shifted, 1, maker.inputs[0], sums)
         shares = len(steps) if is_log else 0
     return Softmax(end, steps[:shares], scores, is_sigmoid) if shares else None
 
@@ -67,27 +72,24 @@ def undropped(steps: list[Reached]) -> int:
     """Finds the step at which weights are mixed and masked, but not dropped out."""
     # Dropout is random, or zeros together with a scale:
     # `where(kept, weights / 0.8, 0)`.
-    random, scales, zeros, same = set(), set(), set(), set()
-    for i, (step, before) in enumerate(itertools.pairwise(steps)):
+    kinds = []
+    for step, before in itertools.pairwise(steps):
         maker = _maker(step)
-        if maker.name in _MIXING:
+        if maker.name in levels.NEUTRAL:
+            kinds.append("same")
+            continue
+        if maker.name not in ("mul", "div", "select_n"):
             break
         position = 0 if maker.name == "select_n" else 1 - _place(step, before)
-        if maker.name in levels.NEUTRAL:
-            same.add(i)
-            continue
         other = levels.origin(maker.inputs[position])
-        if other.is_random and not other.is_made:
-            random.add(i)
-        elif maker.name in ("mul", "div") and other.size == 1:
-            scales.add(i)
-        elif maker.name in ("mul", "select_n"):
-            zeros.add(i)
-    dropped = random or (zeros if scales else set())
-    best = max(dropped, default=-1) + 1
-    while best in same or (dropped and best in scales):
-        best += 1
-    return best
+        if other.is_made:
+            break
+        is_scale = other.size == 1
+        kinds.append("random" if other.is_random else "scale" if is_scale else "zeros")
+    dropped = "random" if "random" in kinds else "zeros" if "scale" in kinds else ""
+    best = max((i + 1 for i, kind in enumerate(kinds) if kind == dropped), default=0)
+    skipped = {"same", "scale"} if best else {"same"}
+    return best + len([*itertools.takewhile(skipped.__contains__, kinds[best:])])
 
 
 def masked(axes: Axes, steps: list[Reached], index: int) -> Reached | None:
@@ -103,15 +105,11 @@ def masked(axes: Axes, steps: list[Reached], index: int) -> Reached | None:
             continue
         if before is None or maker.name not in ("sub", "add"):
             break
-        shift = axes.back(maker, 1 - _place(step, before), step._replace(marks=()))
-        if shift is None or axes.shares(before.marks, axes.origin(shift).axes):
+        shift = axes.across(maker, 1 - _place(step, before), step._replace(marks=()))
+        keys = set(axes.of(*before.marks))
+        if shift is None or keys.intersection(axes.of(*axes.origin(shift).axes)):
             break
     return best
-
-
-def _exponential(equation: Equation, step: Reached) -> Equation | None:
-    del step
-    return equation if equation.name in _EXPONENTIALS else None
 
 
 def _weighing(equation: Equation, value: Value) -> list[int]:
@@ -119,52 +117,35 @@ def _weighing(equation: Equation, value: Value) -> list[int]:
     # Weights are multiplied by a scalar, a parameter or random numbers: a factor
     # computed by products means a backward pass or a gated layer, unless it is the
     # inverse of their sum.
-    name, inputs = equation.name, equation.inputs
     if any(facet.name == "weights" for facet in equation.params.get("facets", ())):
         return []  # they already have a site
-    if name in ("dot_general", "add", "sub"):
-        return [i for i in (0, 1) if not inputs[1 - i].is_made]
-    if name == "mul":
-        return [0, 1]
-    if name == "div":
-        return [0] if inputs[0].is_made else [1]
-    if name in ("slice", "dynamic_slice"):
-        return [0]
-    if name == "select_n":
-        return [*range(1, len(inputs))]
-    return equation.neutral(value)
+    name, made = equation.name, equation.made(value)
+    if name in ("mul", "div", "select_n"):
+        return [i for i in made if i or name != "select_n"]
+    is_kept = name in levels.NEUTRAL | _MIXING | {"add", "sub"}
+    return made if is_kept and len(made) == 1 else []
 
 
-def _is_total(axes: Axes, step: Reached, position: int, argument: Value) -> bool:
-    """Checks whether an input of a step's equation is a sum over keys, or made of one.
+def _is_total(
+    axes: Axes, step: Reached, position: int, argument: Value, sums: list[Equation]
+) -> bool:
+    """Checks whether an input of a step's equation is made of a sum over keys.
 
-    It is the sum of the exponentials of an argument, up to a shift.
+    It is a sum of the exponentials of an argument, up to a shift.
     """
-    total = axes.back(_maker(step), position, step._replace(marks=()))
-    rows = set(axes.of(*step.axes)) - set(axes.of(*step.marks))
-
-    def of_argument(equation: Equation, step: Reached) -> bool | None:
-        if _exponential(equation, step) is None:
-            return None
-        return argument.number in unshifted(equation.inputs[0]) or None
-
-    def over_keys(equation: Equation, step: Reached) -> bool | None:
-        is_sum = equation.name == "reduce_sum" and len(equation.params["axes"]) == 1
-        if not is_sum or set(axes.of(*step.axes)) != rows:
-            return None
-        terms = axes.back(equation, 0, step)
-        return axes.walk(terms, _weighing, of_argument) is not None or None
-
-    return axes.walk(total, _summing, over_keys) is not None
-
-
-def _summing(equation: Equation, value: Value) -> list[int]:
-    """Lists the inputs that may be a sum, if the output is one, or is made of one."""
-    if equation.name == "div":
-        return [] if equation.inputs[0].is_made else [1]
-    if equation.name in ("add", "max", "log", "abs", "integer_pow", "select_n"):
-        return equation.made(value)
-    return equation.neutral(value)
+    total = axes.across(_maker(step), position, step._replace(marks=()))
+    if total is None:
+        return False
+    total, keys = axes.origin(total), axes.of(*step.marks)
+    if total.value.by_product & ~argument.by_product:
+        return False  # it depends on other data
+    return set(keys).isdisjoint(axes.of(*total.axes)) and any(
+        mass.outputs[0].bit & whole.outputs[0].behind
+        for whole in sums
+        if whole.name == "reduce_sum" and whole.outputs[0].bit & total.value.behind
+        for mass in sums
+        if mass.name in EXPONENTIALS and argument.number in unshifted(mass.inputs[0])
+    )
 
 
 def _maker(step: Reached) -> Equation:

@@ -1,7 +1,6 @@
 """Traces functions whose arguments need not all be arrays, also inside Haiku."""
 
 import functools
-import itertools
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -65,19 +64,15 @@ def _parted(tree: Any) -> tuple[list, list, Callable]:
     The other leaves have None in the places of arrays.
     """
     leaves, structure = jax.tree.flatten(tree)
-    are_arrays = [is_array(x) for x in leaves]
-    arrays = list(itertools.compress(leaves, are_arrays))
-    rest = [
-        None if is_given else x for x, is_given in zip(leaves, are_arrays, strict=True)
-    ]
+    arrays = {i: x for i, x in enumerate(leaves) if is_array(x)}
+    rest = [None if i in arrays else x for i, x in enumerate(leaves)]
+    places = list(arrays)
 
-    def whole(arrays: Iterable) -> Any:
-        arrays = iter(arrays)
-        parts = zip(rest, are_arrays, strict=True)
-        parts = [next(arrays) if is_given else x for x, is_given in parts]
-        return jax.tree.unflatten(structure, parts)
+    def whole(new: Iterable) -> Any:
+        at = dict(zip(places, new, strict=True))
+        return jax.tree.unflatten(structure, [at.get(i, x) for i, x in enumerate(rest)])
 
-    return arrays, rest, whole
+    return [*arrays.values()], rest, whole
 
 
 def is_array(x: Any) -> bool:

@@ -136,20 +136,36 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
       >>> mh.sites(f, 3.0)
       half  float32[]
     """
-    survey, *_ = _surveyed(function, args, kwargs)
-    found = Sites()
+    closed, *_ = traces.trace(function, args, kwargs)
+    survey, found = site_survey.Survey(closed), Sites()
     for stop, names in survey.names():
         found.update(zip(names, stop.views(), strict=True))
-    parts = survey.advice(), survey.assumption(), survey.whole()
-    found.advice = "\n".join(filter(None, parts))
+    found.advice = survey.remarks()
     return found
 
 
-def _walked(function: Callable, *how, **options) -> Callable:
+def _walked(
+    function: Callable,
+    reads: dict[Address, Callable],
+    edits: dict[Address, Callable],
+    strict: bool,
+    shows_stream: bool = False,
+) -> Callable:
     """Wraps a function to return its edited output and the values read."""
 
     def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, dict]:
-        return _walk(function, args, kwargs, *how, **options)
+        closed, leaves, rest, outputs_of = traces.trace(function, args, kwargs)
+        survey = site_survey.Survey(closed, shows_stream=shows_stream)
+        _refuse_hidden(rest)
+        _match(survey, reads, edits, strict)
+        outputs, seen = program.run(survey.top, leaves)
+        # JAX keeps the order of no other dict.
+        found = collections.OrderedDict()
+        for name in (name for _, names in survey.names() for name in names):
+            address = _first(reads, name)
+            if address is not None:
+                found[name] = seen[name, address]
+        return outputs_of(outputs), found
 
     return traces.transformed(function, walk)
 
@@ -160,41 +176,6 @@ def _only_output(walked: Callable) -> Callable:
         return walked(*args, **kwargs)[0]
 
     return run
-
-
-def _walk(
-    function: Callable,
-    args: tuple,
-    kwargs: dict[str, Any],
-    reads: dict[Address, Callable],
-    edits: dict[Address, Callable],
-    strict: bool,
-    shows_stream: bool = False,
-) -> tuple[Any, dict[str, Any]]:
-    survey, leaves, rest, outputs_of = _surveyed(function, args, kwargs, shows_stream)
-    _refuse_hidden(rest)
-    _match(survey, reads, edits, strict)
-    outputs, seen = program.run(survey.top, leaves)
-    # JAX keeps the order of no other dict.
-    found = collections.OrderedDict()
-    for _, names in survey.names():
-        for name in names:
-            address = _first(reads, name)
-            if address is not None:
-                found[name] = seen[name, address]
-    return outputs_of(outputs), found
-
-
-def _surveyed(
-    function: Callable, args: tuple, kwargs: dict[str, Any], shows_stream: bool = False
-) -> tuple[site_survey.Survey, list, list, Callable]:
-    """Traces a function; returns its survey, its arrays, and how to make its output.
-
-    Before the last come the leaves of the output that are no arrays.
-    """
-    closed, arrays, rest, whole = traces.trace(function, args, kwargs)
-    survey = site_survey.Survey(closed, shows_stream=shows_stream)
-    return survey, arrays, rest, whole
 
 
 def _refuse_hidden(leaves: list):
@@ -228,21 +209,18 @@ def _match(
     strict: bool,
 ) -> None:
     """Enters reads and edits in the stops; raises ValueError for impossible ones."""
-    used, names_of_all, groups = set(), [], set()
-    stops = list(survey.top.all_stops())
+    stops, groups = list(survey.top.all_stops()), set()
+    all_names = [name for _, names in survey.names() for name in names]
     for stop in stops:
-        turns = list(stop.turns())
-        names_of_all += [name for _, names in turns for name in names]
         for i, facet in enumerate(stop.site.params["facets"]):
-            wanted = {_first(reads, names[i]) for _, names in turns}
+            wanted = {_first(reads, name) for name in stop.names_of(i)}
             for address in [address for address in reads if address in wanted]:
-                if stop.around.in_while:
+                if stop.level.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside a while loop, whose values at "
                         "each turn cannot be returned: use jax.lax.scan, or look at "
                         "the function that the loop calls."
                     )
-                used.add(address)
                 stop.reads.append((i, address, reads[address]))
             for address, change in edits.items():
                 edit = stop.edit(i, address, change)
@@ -252,22 +230,22 @@ def _match(
                     raise ValueError(
                         f"{stop.names[i]!r} can be read, not edited: {facet.advice}."
                     )
-                used.add(address)
                 stop.edits.append(edit)
-        if stop.is_active and stop.group is not None:
+        if stop.is_active:
             groups.add(stop.group)
     edited = {stop.group for stop in stops if stop.edits}
     for stop in stops:
-        stop.is_kept = stop.group in groups
-        if stop.group is not None and stop.group in edited:
-            stop.site = stop.site.after_edits()
+        if stop.group is not None:
+            stop.is_kept = stop.group in groups
+            stop.site = stop.site.after_edits() if stop.group in edited else stop.site
     for address in (*reads, *edits) if strict else ():
         if isinstance(address, tuple):
-            absent = set(address).difference(names_of_all)
+            absent = set(address).difference(all_names)
         else:
-            absent = {address} - used
+            is_there = any(site_survey.matches(address, x) for x in all_names)
+            absent = set() if is_there else {address}
         if absent:
-            _refuse(min(absent), names_of_all, survey)
+            _refuse(min(absent), all_names, survey)
 
 
 def _first(addresses: Iterable[Address], name: str) -> Address | None:

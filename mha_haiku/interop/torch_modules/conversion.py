@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import models
-from mha_haiku.core.sites import jaxprs, traces
+from mha_haiku.core.models import programs
 from mha_haiku.interop.torch_modules import (
     attention_function,
     environment,
@@ -96,7 +96,7 @@ def convert(module: Any) -> TorchModule:
     kind = type(module).__name__
     trained = {name for name, x in module.named_parameters() if x.requires_grad}
     params, function = _as_function(module, torch_environment)
-    programs: dict[Any, tuple] = {}  # by kind of arguments
+    traced = programs.kept(function)
 
     def arguments(
         inputs: jax.Array | np.ndarray,
@@ -136,19 +136,10 @@ def convert(module: Any) -> TorchModule:
         **given: Any,
     ) -> Any:
         whole = dict(params), *arguments(*inputs, **given), rng
-        leaves, structure = jax.tree.flatten(whole)
-        arrays = [x for x in leaves if traces.is_array(x)]
-        kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
-        key = structure, jax.dtypes.canonicalize_dtype(float), *kinds
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
-            if read is not None:
-                return function(*whole, read)
-            if key not in programs:
-                programs[key] = traces.trace(function, whole, {})
-        closed, _, _, results = programs[key]
-        return results(jaxprs.bound(closed, arrays))
+            return traced(*whole) if read is None else function(*whole, read)
 
     def forward(
         params: Mapping[str, jax.Array], *inputs: Any, rng: Any = None, **given: Any

@@ -51,8 +51,8 @@ class Component(NamedTuple):
 
     def __str__(self) -> str:
         if self.kind == "head":
-            at = f" of position {self.source}" if self.source >= 0 else ""
-            return f"head {self.layer}.{self.head}{at}"
+            at = f" at position {self.source}" if self.source >= 0 else ""
+            return f"layer {self.layer}, head {self.head}{at}"
         return f"{self.kind} {self.layer}" if self.layer >= 0 else self.kind
 
 

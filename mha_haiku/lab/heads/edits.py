@@ -51,6 +51,19 @@ def ablate(
     return {f"{_path(at)}/heads": change}
 
 
+def without(names: Iterable[str], closed: Iterable[Any]) -> Edits:
+    """Makes an edit that ablates the heads of some parts, by the names of their sites.
+
+    `closed` are booleans `[H]` of each part, true of heads whose output becomes 0.
+    Programs of other heads of the same parts are the same.
+    """
+    return on_parts(names, closed, _zeroed)
+
+
+def _zeroed(values: Array, closed: Array) -> Array:
+    return jnp.where(jnp.asarray(closed)[:, None], 0, values)
+
+
 def gate(gates: Array | Sequence[Array]) -> Edits:
     """Makes an edit that multiplies the heads of L layers by gates.
 
@@ -111,19 +124,22 @@ def gated(values: Array, gates: Array, replacement: Array | None = None) -> Arra
 def _of_parts(
     trees: Sequence[Any], change: Callable[[Array, Any], Array]
 ) -> Callable[[Array, Any], Array]:
-    """Makes an edit from a tree of arrays for each number that the edit gets."""
-    shapes = [jax.tree.map(jnp.shape, tree) for tree in trees]
-    if all(shape == shapes[0] for shape in shapes):
-        stacked = jax.tree.map(lambda *x: jnp.stack(x), *trees)
+    """Makes an edit from a tree of arrays for each number that the edit gets.
 
-    def of_part(value: Array, number: int | Array) -> Array:
-        if not isinstance(number, jax.Array):
-            return change(value, trees[number])
-        # Numbers are NaN past the last layer.
-        read = lambda x: x.at[number].get(mode="fill")  # noqa: E731
-        return change(value, jax.tree.map(read, stacked))
+    It is a pytree: edits that differ only in their arrays share programs.
+    """
+    partial = jax.tree_util.Partial
+    return partial(_at_part, partial(change), list(trees))
 
-    return of_part
+
+def _at_part(change: Callable, trees: list, value: Array, number: int | Array) -> Array:
+    if not isinstance(number, jax.Array):
+        return change(value, trees[number])
+
+    def of_part(*arrays: Any) -> Array:
+        return jnp.stack(arrays).at[number].get(mode="fill")  # NaN past the last layer
+
+    return change(value, jax.tree.map(of_part, *trees))
 
 
 def _path(at: int | str) -> str:

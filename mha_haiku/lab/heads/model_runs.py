@@ -76,27 +76,56 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
 
     The decorated function takes the model, its parameters, a batch and other arrays,
     and by keyword static options, such as a metric; the program takes the parameters
-    and all later arguments. Programs are cached, so that a second run does not compile.
+    and all later arguments. Programs are cached, so that a second run does not compile,
+    nor one with edits that differ only in their arrays.
     Without `compacts` the function may call `compact` itself.
     """
 
     @functools.lru_cache(maxsize=8)
-    def program(model: models.Model, **known: Any) -> Callable:
-        @jax.jit
-        def run(params: Any, *arrays: Any) -> Any:
+    def program(unedited: models.Model, **known: Any) -> Callable:
+        def run(edits: Any, params: Any, *arrays: Any) -> Any:
+            model = unedited.edited(*edits)
             pair = compact(model, params) if compacts else (model, params)
-            # Logits of long texts are only read by metrics, position by position.
-            return sites.blockwise(functools.partial(function, **known))(*pair, *arrays)
+            return function(*pair, *arrays, **known)
+
+        # Logits of long texts are only read by metrics, position by position.
+        return jit(sites.blockwise(run))
+
+    def of_model(model: models.Model, **known: Any) -> Callable:
+        unedited, edits = model.unedited()
+        run = program(unedited, **known)
 
         def checked(params: Any, *arrays: Any) -> Any:
             for array in arrays:
                 if isinstance(array, tasks.Example):
                     check_tokens(model, params, array)
-            return run(params, *arrays)
+            return run(edits, params, *arrays)
 
         return checked
 
-    return program
+    return of_model
+
+
+# A program of a model takes some megabytes for each of the shapes that it has run on.
+_MOST_SHAPES = 32
+
+
+def jit(function: Callable) -> Callable:
+    """Compiles a function as `jax.jit` does, but keeps programs of few shapes."""
+    # On a CPU, XLA gives a whole layer to its library YNN, with its constants as arrays
+    # of the size of hidden values, unless it may only have products.
+    kind = "xla_cpu_experimental_ynn_fusion_type"
+    is_cpu = jax.default_backend() == "cpu"
+    options = {kind: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"} if is_cpu else {}
+    compiled = jax.jit(function, compiler_options=options)
+
+    @functools.wraps(function)
+    def run(*args: Any) -> Any:
+        if compiled._cache_size() >= _MOST_SHAPES:
+            compiled.clear_cache()
+        return compiled(*args)
+
+    return run
 
 
 def shown(model: models.Model) -> models.Model:
@@ -134,6 +163,20 @@ def run(model: models.Model, params: Any, example: tasks.Example) -> Any:
     arrays = example.model_inputs()
     inputs = arrays.pop("inputs")  # positional: functions may name it otherwise
     return model.apply(params, None, inputs, **arrays, is_training=False)
+
+
+@compiled
+def logits(model: models.Model, params: Any, example: tasks.Example) -> Array | None:
+    """Computes logits on a batch, in a program that later calls share."""
+    return run(model, params, example).logits
+
+
+@compiled
+def maps(
+    model: models.Model, params: Any, example: tasks.Example
+) -> dict[str, attention.AttentionMap]:
+    """Computes the attention maps of a wrapped function on a batch, by name."""
+    return look(model, params, example, ["*/map"])[1]
 
 
 def check_classes(

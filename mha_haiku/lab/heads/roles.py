@@ -5,7 +5,7 @@ B batch, T positions, L layers, H heads of a layer.
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,49 +15,11 @@ from mha_haiku.core import attention, models, tiles
 from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.lab.heads.model_runs import Batches
 from mha_haiku.records.heads import OFFSET, ROLE, Column, Heads
+from mha_haiku.records.roles import NO_CLEAR_ROLE, ROLES
 from mha_haiku.training import tasks
 
 Array = jax.Array
 
-
-class Role(NamedTuple):
-    """A role that a head can have."""
-
-    threshold: float  # the smallest score of the role
-    label: str  # the score, in [0, 1], a mean over queries and examples
-    limit: float = float("inf")  # the score must be below
-    score: str | None = None  # the name of the score; defaults to the role's
-
-
-_ENTROPY = "entropy, as a share of the largest possible"
-ROLES = {
-    # Only for cross-attention, if the task says where its rows should look.
-    "aligned": Role(0.5, alignment.label("aligned")),
-    "previous_token": Role(0.5, "mass on the position before the query's"),
-    "next_token": Role(0.5, "mass on the position after the query's"),
-    "own_position": Role(0.5, "mass on the query's own position: near the identity"),
-    "first_token": Role(0.5, "mass on position 0, a sink"),
-    "separator": Role(0.5, "mass on the separators that are given, a sink"),
-    # `Statistics.induction` is a mean over all queries; this only over queries whose
-    # token has occurred before.
-    "induction": Role(
-        0.5,
-        "mass on what followed the token before, of queries whose token has occurred",
-        score="induction_of_repeated",
-    ),
-    # Not where one of the roles of offsets -1, 0 and 1 above is reached.
-    "positional": Role(0.9, "share of queries with the largest weight at one offset"),
-    "anti_diagonal": Role(
-        0.9, "share of queries with the largest weight at one sum of both positions"
-    ),
-    # Only for cross-attention, between positions of two texts.
-    "monotonic": Role(
-        0.9, "correlation, up or down, of a query's place and its largest weight's"
-    ),
-    "uniform": Role(0.95, _ENTROPY, score="relative_entropy"),
-    "broad": Role(0.75, _ENTROPY, limit=0.95, score="relative_entropy"),
-}
-NO_CLEAR_ROLE = "no_clear_role"
 _NEAR = ("previous_token", "next_token", "own_position")  # offsets with a role
 _LONGEST = max(map(len, ROLES))
 # The largest offset, and distance from the anti-diagonal, that is counted separately.
@@ -191,7 +153,7 @@ def role_evidence(
       >>> attention_map = model.apply(params, None, tokens, is_training=False).maps[1]
       >>> statistics = attention_map.statistics(tokens=tokens)
       >>> found = mh.heads.role_evidence(attention_map, statistics, tokens=tokens)
-      >>> score, count = found["induction_of_repeated"].sum(0).T
+      >>> score, count = found["induction"].sum(0).T
       >>> np.asarray(score / count).round(2)  # [H]
       array([1.  , 0.14], dtype=float32)
     """
@@ -206,7 +168,7 @@ def role_evidence(
     keys = tiles.lifted(keys, len(batch_shape) + 2)
     most = jnp.log(jnp.maximum(keys, 1)).sum(-1) / jnp.maximum((keys > 0).sum(-1), 1)
     scores = {
-        "first_token": statistics.first_position,
+        "first_token": statistics.first_token,
         "separator": statistics.chosen_positions,
         "relative_entropy": statistics.values["entropy"] / jnp.maximum(most, 1e-9),
     }
@@ -214,16 +176,16 @@ def role_evidence(
         scores["monotonic"] = _correlations(rows, places, seen)
     else:
         scores |= {
-            "previous_token": statistics.previous_position,
-            "next_token": statistics.next_position,
+            "previous_token": statistics.previous_token,
+            "next_token": statistics.next_token,
             "own_position": statistics.own_position,
-            "induction_of_repeated": statistics.induction,
+            "induction": statistics.after_same_token,
         }
     shares = dict.fromkeys(scores, seen.any(-1))
     if tokens is not None:
         tokens = tokens.reshape(lines[0], num_queries)
         repeated = _repeated(tokens, seen.any(1))[:, None]
-        shares["induction_of_repeated"] = jnp.broadcast_to(repeated, lines)
+        shares["induction"] = jnp.broadcast_to(repeated, lines)
     found: dict[str, Any] = {
         name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()

@@ -144,8 +144,8 @@ class Cells(Answer):
             for h, r in np.argwhere(np.isfinite(self.scores[part])).tolist():
                 pair = self.pairs[part][h, r, 0]
                 query, key = (str(self.components[m]) for m in pair)
-                at = f"{part}.{h}: {self.queries[r]} to {self.keys[part][h, r]}"
-                row = {"term": float(terms[h, r, 0]), "at": at}
+                row = {"term": float(terms[h, r, 0]), "head": f"{part}.{h}"}
+                row["at"] = f"{self.queries[r]} to {self.keys[part][h, r]}"
                 rows.append(row | {"query": query, "key": key})
         return _largest_first(rows, count)
 

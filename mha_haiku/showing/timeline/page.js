@@ -80,7 +80,7 @@ function draw() {
         if (points.length === 1) points.push(points[0].replace(/^[^,]+/, x => Number(x) + 1));
         if (points.length) {
           const line = element('polyline', svg, {points: points.join(' '), stroke: color(h, layer.heads), 'data-head': h});
-          element('title', line, {}, `head ${i}.${h}`);
+          element('title', line, {}, `layer ${i}, head ${h}`);
         }
         points = [];
       };
@@ -128,7 +128,7 @@ function cells() {
     const row = element('tr', table);
     element('th', row, {scope: 'row', title: layer.site}, String(i));
     for (let h = 0; h < layer.heads; h++) {
-      const cell = element('td', row, {title: `head ${i}.${h}`}, words(number.values[i][h][state.at]));
+      const cell = element('td', row, {title: `layer ${i}, head ${h}`}, words(number.values[i][h][state.at]));
       cell.style.borderBottomColor = color(h, layer.heads);
       const isChosen = state.head !== null && state.head[0] === i && state.head[1] === h;
       cell.classList.toggle('chosen', isChosen);

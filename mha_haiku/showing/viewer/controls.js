@@ -11,10 +11,9 @@ function describe() {
   const kinds = kindsOf(set).map((name) => (
     plural(set.layers.filter((layer) => layer.kind === name).length, `${name} layer`)
   ));
-  const kind = hasSteps() ? 'steps of the training' : 'models';
   element('summary').textContent = `${kinds.join(', ') || plural(set.layers.length, 'layer')}, `
     + `${plural(count, 'attention head')} in all, ${plural(inputs.length, 'example')}`
-    + `${page.sets.length > 1 ? `, ${page.sets.length} ${kind}` : ''}. `
+    + `${page.sets.length > 1 ? `, ${page.sets.length} models` : ''}. `
     + (pooled
       ? 'The input is long, so the maps are pooled: a cell is the weight that the queries of '
         + 'a range give, on average, to a range of keys.'
@@ -90,7 +89,7 @@ function chooseView(view) {
 function updateControls(set) {
   const names = (list) => list.map((each, index) => [String(index), setName(each, index)]);
   fillSelect(element('set'), names(page.sets), String(choice.set));
-  element('set').parentElement.hidden = page.sets.length < 2 || hasSteps();
+  element('set').parentElement.hidden = page.sets.length < 2;
   fillSelect(element('example'), names(set.examples), String(choice.example));
   element('example').parentElement.hidden = set.examples.length < 2;
   element('note').textContent = set.examples[choice.example].note;

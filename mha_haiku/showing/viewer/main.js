@@ -43,7 +43,6 @@ function choose(changes, strongest = false) {
   }
   // The controls answer at once, the maps once they are unpacked.
   updateControls(page.sets[choice.set]);
-  updateSteps();
   const wanted = [choice.set, choice.example, choice.compare].join();
   element('stage').setAttribute('aria-busy', 'true');
   Promise.all(needed.map(({ set, example }) => unpack(set, example))).then(() => {
@@ -56,7 +55,6 @@ function show(strongest) {
   const set = page.sets[choice.set];
   element('stage').setAttribute('aria-busy', 'false');
   updateControls(set);
-  updateSteps();
   updateOverview();
   element('detail').hidden = !headButton();
   if (!headButton()) return;
@@ -201,10 +199,10 @@ function chooseSeeingQuery() {
 
 // Everything but the maps.
 function prepare() {
+  page.sets.forEach((set, at) => { set.said = sentencesOf(set, at); });
   describe();
   buildOverview();
   buildControls();
-  buildSteps();
   buildTable();
   shownPanels = panels.map((panel) => {
     const made = panel.create();
@@ -237,8 +235,7 @@ function prepare() {
 function declareInitial() {
   const set = page.sets.at(-1);
   const initial = (name, value) => { fields.get(name).initial = value; };
-  if (hasSteps()) initial('set', page.sets.length - 1);
-  else if (page.sets.length === 2) initial('compare', 'set:1');
+  if (page.sets.length === 2) initial('compare', 'set:1');
   const first = [Math.max(0, set.layers.findIndex(({ heads }) => heads.length)), 0];
   const named = set.said.find(Array.isArray)?.slice(1);
   const [layer, head] = (kindsOf(set).length ? null : named) ?? tellingHead(set) ?? first;

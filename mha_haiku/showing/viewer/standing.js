@@ -3,10 +3,7 @@
 const mostTelling = 3; // numbers, those in which a head is most unlike others; the rest is folded away
 
 // The number of a role, where it has another name than the role.
-const numberOfRole = {
-  previous_token: 'previous_position', next_token: 'next_position', first_token: 'first_position',
-  separator: 'chosen_positions', positional: 'offset', uniform: 'entropy', broad: 'entropy',
-};
+const numberOfRole = { induction: 'after_same_token', positional: 'offset', uniform: 'entropy', broad: 'entropy' };
 // How concentrated weights are: one fact, of which the first is among the most telling numbers.
 const concentration = ['entropy', 'perplexity', 'squared_weights', 'largest_weight'];
 
@@ -110,12 +107,8 @@ function standingPanel() {
       more.hidden = !rest.length && (count < 2 || !set.numbers.length);
       // Missing results, with the command that computes them: [[what, command]].
       missing.replaceChildren(...(set.missing ?? []).map(([what, command]) => (
-        make('p', `${what}: not computed. `, {}, make('code', command))
+        make('p', `${inWords(what)}${set.numbers.some(({ name }) => name === what) ? ' over many examples: ' : ': not computed. '}`, {}, make('code', command))
       )));
-      const last = page.sets.at(-1);
-      if (hasSteps() && set !== last && set.numbers.length < last.numbers.length) {
-        missing.append(make('p', `Of earlier steps maps and roles alone are saved; the numbers of ${last.name} are shown there.`));
-      }
     },
   };
 }
@@ -125,5 +118,5 @@ addPanel({
   label: 'This head',
   create: standingPanel,
   shows: ({ set, layer, isOfHead }) => isOfHead && layer.heads.length > 0
-    && Boolean(set.numbers.length || set.roles || set.missing?.length || hasSteps()),
+    && Boolean(set.numbers.length || set.roles || set.missing?.length),
 });

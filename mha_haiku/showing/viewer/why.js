@@ -21,7 +21,7 @@ function whyPanel() {
 
   // A component, as a button if it is a shown head.
   function side(context, name, position) {
-    const found = /^head (\d+)\.(\d+)/.exec(name);
+    const found = /^layer (\d+), head (\d+)/.exec(name);
     const layer = found && Number(found[1]);
     const head = found && (context.set.layers[layer]?.heads.indexOf(found[2]) ?? -1);
     if (!found || head < 0) return make('td', name);

@@ -4,6 +4,7 @@ Dimensions: N examples shown, H heads, T query positions, S key positions.
 """
 
 import dataclasses
+import functools
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku import records
 from mha_haiku.core import attention, checks, outputs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import maps
@@ -21,7 +23,7 @@ from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records import Layer, map_set
 from mha_haiku.showing import canvas, figures, views
 from mha_haiku.subjects import computation, conversion, dossiers
-from mha_haiku.subjects.subject import Part, RunSubject, parts_of, refuse
+from mha_haiku.subjects.subject import Part, RunSubject, layers_of, parts_of, refuse
 from mha_haiku.subjects.verbs import per_head
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -60,7 +62,7 @@ def dump(
         folder = subject.folder.attention / ("" if own is None else "own_text")
     files.check_writable("out", folder)  # before the work
     with checks.user_mistakes():  # such as inputs that are too long for the model
-        found = measured(subject, own=own, **options)
+        found = measured(subject, own=own, importance=True, **options)
     if cluster.is_first():
         outputs.claim(folder, ["maps.npz"])
         found.save(folder / "maps.npz")
@@ -76,6 +78,7 @@ def measured(
     own: Own | None = None,
     weights: bool = False,
     means: bool = True,
+    importance: bool = False,
     devices: Sequence[jax.Device]  # pyright: ignore[reportInvalidTypeForm]
     | None = None,
 ) -> map_set.MapSet:
@@ -94,6 +97,8 @@ def measured(
       own: Inputs to run on instead; see `Own`.
       weights: Whether maps are whole at any length.
       means: Whether the last example is the mean of whole maps over many examples.
+      importance: Whether the importance of heads is measured on one example, if that
+        takes seconds.
       devices: The devices that divide the work. Defaults to all of all processes.
 
     Returns:
@@ -122,19 +127,14 @@ def measured(
     chosen = per_head.chosen_layers(parts, layers)
     num_heads = subject.config.model.attention.num_heads
     wanted = per_head.chosen("heads", heads, num_heads)
-    # Heads are named by their index in the unpruned layer, also in a pruned one.
-    named = [[x for x in wanted if x in parts[i].names] for i in chosen]
-    places = [
-        [parts[i].names.index(x) for x in row]
-        for i, row in zip(chosen, named, strict=True)
-    ]
 
+    alone = subject
     subject = computation.compact(subject) if len(chosen) == len(parts) else subject
     subject = computation.placed(subject, devices, length=length)
     observe = computation.once(
         subject,
-        f"maps of {chosen}, {places}, {bins}",
-        lambda: _observer(subject, [parts[i] for i in chosen], places, bins),
+        f"maps of {chosen}, {bins}",
+        lambda: _observer(subject, [parts[i] for i in chosen], bins),
     )
     if own is None:
         batch_size = computation.batch_size(subject, len(indices), _BATCH_POSITIONS)
@@ -181,17 +181,23 @@ def measured(
     whole = maps.joined(
         subject.title,
         [
-            Layer.of_model(parts[i].kind, parts[i].layer, i, row)
-            for i, row in zip(chosen, named, strict=True)
+            Layer.of_model(parts[i].kind, parts[i].layer, i, parts[i].names)
+            for i in chosen
         ],
         seen,
         shown,
         step=subject.step,
         dtype=config.dtype,
     )
-    if mean is None:
-        return whole
-    return dataclasses.replace(whole, examples=(*whole.examples, mean))
+    if mean is not None:
+        whole = dataclasses.replace(whole, examples=(*whole.examples, mean))
+    if importance and jax.process_count() == 1:
+        one = examples_at or functools.partial(computation.held_out, alone)
+        found = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
+        columns = records.Heads("", layers_of(parts), found).at(whole.layers)
+        whole = dataclasses.replace(whole, columns={**whole.columns, **columns})
+    # Heads are named by their index in the unpruned layer, also in a pruned one.
+    return whole if heads is None else whole.of_heads([*map(str, wanted)])
 
 
 def write_report(
@@ -221,12 +227,7 @@ def write_report(
     return [*written, files.write(folder / "index.html", view.html)]
 
 
-def _observer(
-    subject: RunSubject,
-    parts: Sequence[Part],
-    heads_of_layers: Sequence[Sequence[int]],
-    bins: int | None,
-):
+def _observer(subject: RunSubject, parts: Sequence[Part], bins: int | None):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
     separators = computation.separators(subject)
 
@@ -244,8 +245,6 @@ def _observer(
             )
 
         output, seen = computation.observed(subject, params, example, observed, parts)
-        pairs = zip(seen, heads_of_layers, strict=True)
-        seen = [each.of_heads(np.array(heads, np.int32)) for each, heads in pairs]
         answers = None
         if output.logits is not None:
             shares, answers = jax.lax.top_k(

@@ -3,21 +3,23 @@
 Dimensions: N examples, L layers, H heads, T positions.
 """
 
+import contextlib
 import dataclasses
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 
-from mha_haiku.core import attention, checks
+from mha_haiku.core import attention, checks, display, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.lab import heads, maps
 from mha_haiku.lab import statistics as all_statistics
 from mha_haiku.lab.heads import alignment, model_runs
 from mha_haiku.records import Column, Heads, Layer
 from mha_haiku.records.heads import ROLE
-from mha_haiku.subjects import computation
+from mha_haiku.subjects import computation, conversion
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Part,
@@ -36,6 +38,7 @@ _NOTES = (
     "between",
 )
 _ALONE = ("of one example there is neither a standard error nor an interval of ranks",)
+_QUICK = 5e11  # operations of a measurement that takes seconds
 _PASSED = {"zero": "zeros", "mean": "their mean", "resample": "another example's"}
 
 
@@ -69,19 +72,7 @@ def statistics(
 
     separators = computation.separators(subject)
 
-    def observe(params: Any, example: tasks.Example):
-        def known(attention_map: attention.AttentionMap, kind: str) -> maps.Seen:
-            return maps.known(
-                model_runs.without_padding(attention_map, subject.model, example, kind),
-                kind,
-                tokens=model_runs.tokens(example, kind),
-                separators=model_runs.separators_at(example, kind, separators),
-                lengths=model_runs.key_lengths(example, kind),
-            )
-
-        return example, computation.observed(subject, params, example, known, parts)[1]
-
-    program = computation.program(subject, observe)
+    program = _statistics_of_maps(subject, tuple(parts), separators)
     if own is None:
         subject = check_task(subject, "statistics")
         size = computation.batch_size(subject, examples, _BATCH_POSITIONS)
@@ -117,6 +108,57 @@ def statistics(
         subject.step,
         roles.notes,
         "head_statistics",
+    )
+
+
+def _statistics_of_maps(
+    subject: Subject, parts: tuple[Part, ...], separators: tuple[int, ...]
+) -> Callable[[Any, tasks.Example], tuple[tasks.Example, list[maps.Seen]]]:
+    """Makes a program for what is known of the maps of some parts on a batch."""
+    model = subject.model
+
+    def make() -> Callable:
+        def observe(params: Any, example: tasks.Example) -> tuple:
+            of_map = functools.partial(_known, model, separators, example)
+            found = computation.observed(subject, params, example, of_map, parts)[1]
+            return example, found
+
+        return computation.program(subject, observe)
+
+    if model.config is not None:
+        return computation.once(subject, ("statistics", parts, separators), make)
+
+    def observe_each(params: Any, example: tasks.Example) -> tuple:
+        found = model_runs.maps(model)(params, example)
+        of_parts = [found[f"{x.path}/map".removeprefix("/")] for x in parts]
+        unedited, _ = model.unedited()
+        return example, [
+            _program_of_map(unedited, separators, part.kind)(example, attention_map)
+            for part, attention_map in zip(parts, of_parts, strict=True)
+        ]
+
+    return observe_each
+
+
+@functools.lru_cache(maxsize=8)
+def _program_of_map(model: models.Model, separators: tuple, kind: str) -> Callable:
+    # Layers of a function are not scanned; those that are alike share this program.
+    return model_runs.jit(functools.partial(_known, model, separators, kind=kind))
+
+
+def _known(
+    model: models.Model,
+    separators: tuple[int, ...],
+    example: tasks.Example,
+    attention_map: attention.AttentionMap,
+    kind: str,
+) -> maps.Seen:
+    return maps.known(
+        model_runs.without_padding(attention_map, model, example, kind),
+        kind,
+        tokens=model_runs.tokens(example, kind),
+        separators=model_runs.separators_at(example, kind, separators),
+        lengths=model_runs.key_lengths(example, kind),
     )
 
 
@@ -208,6 +250,21 @@ def importance(
         _NOTES if count > 1 else _ALONE,
         "head_importance",
     )
+
+
+def quick_importance(subject: Subject, inputs: Any) -> dict[str, Column]:
+    """Measures ablation on a text or a batch, if that takes seconds; {} otherwise."""
+    batch, _ = conversion.batch_of(subject, inputs)
+    count = sum(len(part.names) for part in parts_of(subject, batch))
+    size = sum(x.size for x in jax.tree.leaves(subject.params))
+    if 2 * size * count * np.size(batch.inputs) > _QUICK:
+        return {}
+    with contextlib.suppress(ValueError):  # without targets there is no loss
+        subject = subject.replace(progress=computation.silent)
+        column = importance(subject, "ablation", inputs).first
+        count = display.count(len(batch.inputs), "example")
+        return {"importance": column._replace(label=f"{column.label}, {count}")}
+    return {}
 
 
 @verb

@@ -1,5 +1,6 @@
 """Values that a model computes on inputs: logits, maps, sites, and the lens."""
 
+import dataclasses
 import functools
 from collections.abc import Mapping
 from typing import Any
@@ -16,6 +17,7 @@ from mha_haiku.lab.text_maps import TextMaps
 from mha_haiku.subjects import answers, example_rows
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
+from mha_haiku.subjects.verbs import per_head
 
 
 @verb
@@ -25,7 +27,11 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
     A model that pools positions gives `[C]`, or `[B, C]`.
     """
     batch, is_one = given.batch_of(subject, inputs)
-    found = model_runs.run(subject.model, subject.params, batch).logits
+    asked = subject.params, batch
+    if subject.model.config is None:
+        found = model_runs.logits(subject.model)(*asked)
+    else:
+        found = model_runs.run(subject.model, *asked).logits
     if found is None:
         refuse(subject, "logits", "gives no logits")
     return found[0] if is_one else found
@@ -44,7 +50,7 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     # The last first, which may not be there.
     cells = [heads.why.cells(*asked, key=-n) for n in range(why, 0, -1)]
     if subject.model.config is None:
-        _, found = model_runs.look(*asked, ["*/map"])
+        found = model_runs.maps(subject.model)(subject.params, batch)
     else:
         found = model_runs.run(*asked).maps
     tokens, keys = given.labels(subject, batch)
@@ -131,7 +137,9 @@ def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) 
         return display.show(subject, **options)
     if inputs is None:
         refuse(subject, "show", "has no task; give inputs")
-    return maps(subject, inputs, why=why).show(**options)
+    columns = per_head.quick_importance(subject, inputs)
+    found = maps(subject, inputs, why=why)
+    return dataclasses.replace(found, columns=columns).show(**options)
 
 
 @verb

@@ -191,7 +191,7 @@ def test_a_map_of_signed_weights_measures_them_as_they_are():
     np.testing.assert_allclose(top.weights, -np.sort(-weights), atol=1e-6)
     with np.errstate(invalid="ignore"):  # the root of a negative second moment
         expected = oracles.map_statistics(weights)
-    names = "squared_weights", "distance", "own_position", "first_position", "received"
+    names = "squared_weights", "distance", "own_position", "first_token", "received"
     for name in (*names, "num_queries"):
         own = getattr(statistics, name)
         np.testing.assert_allclose(own, expected[name], atol=1e-6, err_msg=name)

@@ -225,10 +225,10 @@ def test_statistics_by_hand():
         "max_score": log2,
         "distance": (1 / 2 + 3 / 4) / 2,
         "rms_distance": np.sqrt((1 / 2 + 3 / 4) / 2),
-        "previous_position": (0 + 1 / 4) / 2,
+        "previous_token": (0 + 1 / 4) / 2,
         "own_position": (1 / 2 + 1 / 4) / 2,
-        "next_position": (1 / 2 + 1 / 2) / 2,
-        "first_position": (1 / 2 + 1 / 4) / 2,
+        "next_token": (1 / 2 + 1 / 2) / 2,
+        "first_token": (1 / 2 + 1 / 4) / 2,
         "largest_at_previous": 0,
         "largest_at_own": 1 / 2,
         "largest_at_next": 1,  # the first row's two largest are equal

@@ -158,12 +158,10 @@ def test_roles_are_means_over_examples_and_queries_that_count():
         output = subject.model.apply(
             subject.params, None, each.inputs, lengths=each.lengths, is_training=False
         )
-        mass += output.maps[0].statistics(tokens=each.inputs).induction.sum(0)
+        mass += output.maps[0].statistics(tokens=each.inputs).after_same_token.sum(0)
         for row in each.inputs[:, :size].tolist():
             shares += np.mean([x in row[:i] for i, x in enumerate(row)])
-    np.testing.assert_allclose(
-        found["induction_of_repeated"].mean[0], mass / shares, rtol=1e-5
-    )
+    np.testing.assert_allclose(found["induction"].mean[0], mass / shares, rtol=1e-5)
 
 
 @pytest.mark.slow
@@ -186,7 +184,7 @@ def test_induction_is_judged_where_a_token_occurs_again():
     known = rasp.compile(rasp.PROGRAMS["induction"](), num_heads=2)
     ((layer, head),) = [x for x, role in known.heads.items() if role == "induction"]
     found = heads.roles(known.model, known.params, [known.examples(4)])
-    assert found["induction_of_repeated"].mean[layer, head] > 0.9
+    assert found["induction"].mean[layer, head] > 0.9
     assert found["role"].names[layer, head] == "induction"
 
 

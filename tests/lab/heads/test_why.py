@@ -191,7 +191,7 @@ def check_cells(fields):
     found = why.cells(model, params, example, count=10_000)
     labels = ["token", "position"]
     for i in range(L):
-        labels += [f"head {i}.{h}" for h in range(H)] + [f"feed-forward {i}"]
+        labels += [f"layer {i}, head {h}" for h in range(H)] + [f"feed-forward {i}"]
     assert [str(each) for each in found.components] == [*labels, "biases"]
     for part in range(L):
         for h, t in np.ndindex(found.keys[part].shape):
@@ -228,10 +228,10 @@ def test_one_cell_splits_heads_by_source_and_adds_up_to_the_score():
         assert len(every) == 3 + L * (H + 1) + 2 * (T - 1)
         split = [m for m, each in enumerate(every) if each[:3] == ("head", 1, 2)]
         assert [every[m].source for m in split] == list(range(T))
-        m = 2 + (H + 1) + 2  # head 1.2 among all every
+        m = 2 + (H + 1) + 2  # head (1, 2) among all every
         own = found.terms.take(split, axis).sum()
         np.testing.assert_allclose(own, terms.take(m, axis).sum(), atol=bound)
-        # By hand: the output of head 1.2 for only one source position.
+        # By hand: the output of head (1, 2) for only one source position.
         written = values["encoder/layer_1/attention/weights"][2, [T - 1, 2][axis]]
         value = qkv[1][2].sum(0)[:, 2]
         z = written[:, None] * value
@@ -321,11 +321,11 @@ def test_what_heads_read_over_data_is_what_numpy_sums_up():
     np.testing.assert_allclose(shares, np.ones((L, H)), atol=1e-5)
     graph = found.graph("k")
     assert np.isnan(graph[1, :, 1]).all() and np.isnan(graph[2, :, 1]).all()
-    m = 2 + 2  # head 0.2
+    m = 2 + 2  # head (0, 2)
     np.testing.assert_allclose(graph[0, 2, 1], found.mean("k")[1, :, m])
     weights = heads.circuits.compositions(model, params, "k")
     rows = {(row["head"], row["by"], row["reads"]): row for row in found.rows()}
-    row = rows["1.3", "k", "head 0.2"]
+    row = rows["1.3", "k", "layer 0, head 2"]
     assert row["composition of weights"] == weights[0, 2, 1, 3]
     assert row["term"] == found.mean("k")[1, 3, m]
 
@@ -447,7 +447,7 @@ def test_a_function_splits_as_far_as_its_program_shows():
     example = tasks.Example(np.arange(5)[None], None, None)
     model, params = foreign()
     found = why.pairs(model, params, example, 1, 2, 3, 1)
-    labels = [f"head {i}.{h}" for i in range(2) for h in range(H)]
+    labels = [f"layer {i}, head {h}" for i in range(2) for h in range(H)]
     assert list(map(str, found.labels[0])) == ["embedding", *labels, "biases"]
     x = params["e"][np.arange(5)]
     f = functools.partial(model_runs.run, model)
@@ -515,8 +515,8 @@ def test_cross_attention_reads_components_of_both_stacks():
         assert (("q", "token") in read) == (layer < 2)
         assert (("q", "decoder token") in read) == (layer >= 2)
         assert (("k", "token") in read) == (layer in (1, 5))
-        assert (("k", "head 1.0") in read) == (layer == 5)
-        assert (("q", "head 4.0") in read) == (layer in (3, 5))
+        assert (("k", "layer 1, head 0") in read) == (layer == 5)
+        assert (("q", "layer 4, head 0") in read) == (layer in (3, 5))
     reads = why.reads(model, params, [example])
     np.testing.assert_allclose(reads.mean("v").sum(-1), np.ones((6, 3)), atol=1e-5)
 

@@ -69,7 +69,7 @@ def test_heads_that_attend_to_special_tokens_after_the_first_have_a_role():
         tokens = ["[CLS]", "the", "cat", "sat", last]
         columns = maps.map_set(text_maps.TextMaps([found], tokens)).columns
         assert columns["role"].names.tolist() == [[expected]]
-        assert ("separators" in columns) == (expected == "separator")
+        assert ("separator" in columns) == (expected == "separator")
 
 
 @pytest.mark.slow
@@ -83,6 +83,8 @@ def test_numbers_are_those_that_were_computed(trained):
     np.testing.assert_array_equal(entropy.mean, saved.mean)
     np.testing.assert_array_equal(entropy.standard_error, saved.standard_error)
     assert (saved.standard_error > 0).all()
+    alone = Subject.of_folder(trained).importance("ablation", 1).mean
+    np.testing.assert_allclose(maps.columns["importance"].mean, alone, rtol=1e-3)
 
     numbers = {
         "ablation": records.Column(

