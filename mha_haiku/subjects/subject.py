@@ -121,7 +121,7 @@ class Subject:
         from mha_haiku.subjects.verbs.pruned_models import prune
         from mha_haiku.subjects.verbs.quality import metrics
         from mha_haiku.subjects.verbs.rollouts import rollout
-        from mha_haiku.subjects.verbs.saved_models import save, train
+        from mha_haiku.subjects.verbs.saved_models import save
         from mha_haiku.subjects.verbs.values import (
             check,
             lens,
@@ -132,6 +132,7 @@ class Subject:
             show,
             sites,
         )
+        from mha_haiku.subjects.verbs.wrapped_runs import train
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -259,6 +260,11 @@ def check_parameters(subject: Subject, verb: str) -> None:
     """Raises ValueError if the model is more than its parameters."""
     if subject.model.edits:
         refuse(subject, verb, "has edits, which are not parameters")
+
+
+def merged(params: Any, others: Any) -> Any:
+    """Replaces the leaves of a tree that are not None in another."""
+    return jax.tree.map(lambda x, y: x if y is None else y, params, others)
 
 
 class Part(NamedTuple):
