@@ -69,7 +69,7 @@ class Subject:
     folder: folders.Folder | None = None  # of a run on disk
     placement: devices.Sharded | None = None  # None for one device
     progress: Callable[..., Iterator] = progress.over  # wraps an iterable
-    # What `programs.once` has made; subjects made of one another share it.
+    # What `computation.once` has made; subjects made of one another share it.
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
