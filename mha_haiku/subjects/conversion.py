@@ -102,9 +102,10 @@ def batches(
     )
     if targets and batch.decoder_inputs is None and not has_labels:
         hides = subject.codec.mask_probability > 0
-        make = _with_hidden_tokens if hides else _with_next_tokens
         try:
-            batch = make(subject, batch)
+            batch = (_with_hidden_tokens if hides else _with_next_tokens)(
+                subject, batch
+            )
         except ValueError:
             if required:
                 raise
@@ -163,7 +164,7 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
 def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
     """Hides a share of the tokens, at least one of a text, which become the targets."""
     codec, tokens = subject.codec, np.array(batch.inputs)
-    are_hidden = np.asarray(model_runs.valid(tokens.shape[1], batch, "")).copy()
+    are_hidden = np.array(model_runs.valid(tokens.shape[1], batch, ""))
     can_hide = are_hidden & ~np.isin(tokens, codec.special)
     for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
         # The text is the seed: its hidden tokens are the same in every batch.

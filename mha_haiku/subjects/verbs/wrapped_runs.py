@@ -56,8 +56,7 @@ def train(
       examples: Of a wrapped model, or an iterable of them. Defaults to its own.
       optimizer: Of optax, for a wrapped model, as all that follows. Defaults to adamw
         at 1e-4.
-      loss: From logits and a batch to a number per example. Defaults to the metric of
-        `mh.wrap`, what a module computes itself, or the cross-entropy of the targets.
+      loss: A metric. Defaults to the one of `mh.wrap`, a module's own loss, or `loss`.
       freeze: Patterns of names of modules or parameters that are not trained, with
         commas between, such as "model.embed_tokens,*bias".
       batch_size: Examples of a step of a wrapped model. Defaults to 8.
