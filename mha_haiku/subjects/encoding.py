@@ -11,6 +11,8 @@ from mha_haiku.interop import torch_modules
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
+_MASKING = "mask_token_id", "all_special_ids"  # of tokenizers of transformers
+
 
 def _refuse(wanted: str, given: Any) -> Any:
     raise ValueError(
@@ -44,6 +46,11 @@ class Codec(NamedTuple):
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are shifted by one, as in causal models
+    takes_labels: bool = False  # whether a module computes a loss of its own from them
+    fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
+    mask: int | None = None  # the token that hides another
+    special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
+    mask_probability: float = 0.0  # share of tokens to hide and predict
     # Where a PyTorch module reads values of inputs; None for another model.
     reads: list[str] | None = None
 
@@ -126,7 +133,9 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     end = getattr(tokenizer, "eos_token_id", None)
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
-    return Codec(encode, decode, label, encode, alone, tokenizer, ends)
+    codec = Codec(encode, decode, label, encode, alone, tokenizer, ends)
+    mask, special = (getattr(tokenizer, x, None) for x in _MASKING)
+    return codec._replace(mask=mask, special=tuple(special or ()))
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -144,7 +153,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     alone = functools.partial(tokenization.encoded, tokenizer)
     codec = Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
-    return codec._replace(end_tokens=tokenizer.end_tokens)
+    ends, special = tokenizer.end_tokens, (*tokenizer.before, *tokenizer.after)
+    return codec._replace(end_tokens=ends, mask=tokenizer.mask, special=special)
 
 
 def _without_added_space(

@@ -73,7 +73,7 @@ class Subject:
     folder: folders.Folder | None = None  # of a run on disk
     placement: devices.Sharded | None = None  # None for one device
     progress: Callable[..., Iterator] = progress.over  # wraps an iterable
-    # What `programs.once` has made; subjects made of one another share it.
+    # What `computation.once` has made; subjects made of one another share it.
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -125,7 +125,7 @@ class Subject:
         from mha_haiku.subjects.verbs.pruned_models import prune
         from mha_haiku.subjects.verbs.quality import metrics
         from mha_haiku.subjects.verbs.rollouts import rollout
-        from mha_haiku.subjects.verbs.saved_models import save, train
+        from mha_haiku.subjects.verbs.saved_models import save
         from mha_haiku.subjects.verbs.values import (
             check,
             lens,
@@ -136,6 +136,7 @@ class Subject:
             show,
             sites,
         )
+        from mha_haiku.subjects.verbs.wrapped_runs import train
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -264,6 +265,11 @@ def check_parameters(subject: Subject, verb: str) -> None:
     """Raises ValueError if the model is more than its parameters."""
     if subject.model.edits:
         refuse(subject, verb, "has edits, which are not parameters")
+
+
+def merged(params: Any, others: Any) -> Any:
+    """Replaces the leaves of a tree that are not None in another."""
+    return jax.tree.map(lambda x, y: x if y is None else y, params, others)
 
 
 class Part(NamedTuple):

@@ -201,14 +201,11 @@ def made_with_size(axes: Axes, query: Reached) -> AxisFactors:
     else:
         (*_, query), product = walk
         query = query._replace(marks=())
-        operands = [axes.across(product, i, query) for i in (0, 1)]
+        operands = [x for i in (0, 1) if (x := axes.across(product, i, query))]
         # A size that data bring is of positions, as in attention over channels.
-        data = [x.value.is_of_data for x in operands if x is not None]
-        sources = [
-            operand.axes if data != [i == 0, i == 1] else []
-            for i, operand in enumerate(operands)
-            if operand is not None
-        ]
+        data = [x.value.is_of_data for x in operands]
+        are_data = [data == [i == 0, i == 1] for i in (0, 1)]
+        sources = [[] if y else x.axes for x, y in zip(operands, are_data, strict=True)]
     factors = [axes.with_ones(*source) for source in sources]
     size = set(axes.of(size))
     for operand in factors:
@@ -286,8 +283,8 @@ class Layout:
         """
         factors, heads = axes.of(*step.axes), axes.of(heads)
         grouped = axes.of(*(group for group in groups if group is not None))
-        rest = [x for x in dict.fromkeys((*heads, *factors)) if x not in grouped]
-        rest = [x for x in rest if x in factors]
+        rest = [x for x in heads if x in factors and x not in grouped]
+        rest += [x for x in factors if x not in {*grouped, *heads}]
         shown = [
             rest if group is None else [x for x in axes.of(group) if x in factors]
             for group in groups

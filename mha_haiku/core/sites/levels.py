@@ -155,14 +155,6 @@ class Graph(NamedTuple):
     equations: list[Equation]  # in order
 
 
-def equations(jaxpr: core.Jaxpr, data: Set[core.Var] = frozenset()) -> list[Equation]:
-    """Lists the equations of a level, in order; for calls, the equations inside.
-
-    `data` are from `jaxprs.of_data`.
-    """
-    return graph(jaxpr, (), data).equations
-
-
 def graph(
     jaxpr: core.Jaxpr,
     consts: Sequence,
@@ -172,8 +164,9 @@ def graph(
     has_sites: bool = True,
     enters_custom: bool = True,
 ) -> Graph:
-    """Makes the graph of a level; `data` are from `jaxprs.of_data`.
+    """Makes the graph of a level; for calls, it has the equations inside.
 
+    `data` are from `jaxprs.of_data`.
     With `barred`, inputs of `jax.checkpoint` are behind a barrier, apart from values of
     so many numbers: XLA would merge what is computed again with what was computed at
     first, and keep it. Without `has_sites`, sites are left out; without
@@ -182,12 +175,16 @@ def graph(
     entered = _CALLS if enters_custom else _CALLS.difference(jaxprs.CUSTOM)
     result, count = [], itertools.count()
     numbers: dict[Any, int] = {}
+    places: dict[int, int] = {}  # of bits, by number
 
     def number(*key):
         try:
             return numbers.setdefault(key, len(numbers))
         except TypeError:  # not hashable
             return numbers.setdefault(object(), len(numbers))
+
+    def bit_of(number: int) -> int:
+        return 1 << places.setdefault(number, len(places))
 
     def value_of(atom: core.Var | core.Literal, values: dict[core.Var, Value]):
         if not isinstance(atom, core.Literal):
@@ -251,7 +248,7 @@ def graph(
                 key = eqn.primitive, tuple(eqn.params.items()), read
                 numbers_of = [number(*key, i) for i in range(len(eqn.outvars))]
                 is_data = any(_is_data(x.aval) for x in eqn.outvars)
-                bit = 1 << numbers_of[0] if is_data else 0
+                bit = bit_of(numbers_of[0]) if is_data else 0
                 outputs = [
                     Value(
                         x.aval,
@@ -279,7 +276,7 @@ def graph(
         for x in (*jaxpr.constvars, *jaxpr.invars)
     }
     for x in values.values():
-        x.bit = x.behind = 1 << x.number if x.is_data else 0
+        x.bit = x.behind = bit_of(x.number) if x.is_data else 0
     for x, constant in zip(jaxpr.constvars, consts, strict=False):
         values[x].constant = constant
     inputs = [values[x] for x in jaxpr.invars]

@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import inspect
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,7 +18,7 @@ from jax import Array
 from jax.extend import core
 
 from mha_haiku.core import display
-from mha_haiku.core.site_primitive import Facet, site_p
+from mha_haiku.core.site_primitive import site_p
 from mha_haiku.core.sites import blocks, jaxprs, site_survey
 from mha_haiku.core.sites.jaxprs import under_vmaps
 
@@ -45,8 +45,6 @@ class Resume:
 
 def with_layer(change: Callable) -> Callable:
     """Adapts a change that takes only the value to also take a number."""
-    if isinstance(change, Resume):
-        return change
     parameters = inspect.signature(change).parameters.values()
     required = [
         x
@@ -60,10 +58,12 @@ def with_layer(change: Callable) -> Callable:
 
 
 def run(
-    level: site_survey.Level, args: Sequence, turns: tuple = ()
+    level: site_survey.Level, turns: tuple, *args
 ) -> tuple[list, dict[tuple[str, site_survey.Address], Any]]:
-    """Runs a level; returns its outputs, and the values read, by name and address."""
-    # `turns` has the turns of the enclosing scans, from the outermost.
+    """Runs a level at the turns of the enclosing scans, from the outermost.
+
+    Returns its outputs, and the values read, by name and address.
+    """
     jaxpr, seen = level.closed.jaxpr, {}
     values = dict(zip(jaxpr.constvars, level.closed.consts, strict=True))
     values |= zip(jaxpr.invars, args, strict=True)
@@ -117,8 +117,6 @@ def _run_plain(
     # JAX itself runs equations without reads and edits, which keeps their rules: how to
     # bind primitives one by one differs between versions of JAX.
     eqns = jaxpr.eqns[begin:end]
-    if not eqns:
-        return
     made = dict.fromkeys(
         x for eqn in eqns for x in eqn.outvars if not isinstance(x, core.DropVar)
     )
@@ -143,7 +141,7 @@ def _run_nested(
 ) -> tuple[list, dict]:
     """Runs an equation that holds levels; returns its outputs and the values read."""
     name, params = eqn.primitive.name, eqn.params
-    body = functools.partial(_outputs_of, levels[0], turns)
+    body = functools.partial(run, levels[0], turns)
     if name == jaxprs.BLOCKWISE:
         return blocks.of_numbers(body, params["limit"])(*inputs)
     if name in jaxprs.REMAT:
@@ -170,10 +168,6 @@ def _run_nested(
     )
 
 
-def _outputs_of(level: site_survey.Level, turns: tuple, *inputs) -> tuple[list, dict]:
-    return run(level, inputs, turns)
-
-
 def _scanned(
     eqn: core.JaxprEqn, level: site_survey.Level, inputs: list, turns: tuple
 ) -> tuple[list, dict]:
@@ -192,7 +186,7 @@ def _scanned(
         turn, x = x
 
         def whole(carry: list):
-            outputs, seen = run(level, [*fixed, *carry, *x], (*turns, turn))
+            outputs, seen = run(level, (*turns, turn), *fixed, *carry, *x)
             return outputs[:num_carry], (outputs[num_carry:], seen)
 
         if not resumed:
@@ -228,23 +222,19 @@ def _branched(
     levels: list[site_survey.Level], inputs: list, turns: tuple
 ) -> tuple[list, dict]:
     index, *inputs = inputs
-    whole = [lambda *x, level=level: run(level, x, turns) for level in levels]
-    seen = [jax.eval_shape(branch, *inputs)[1] for branch in whole]
+    seen = [jax.eval_shape(functools.partial(run, x, turns), *inputs) for x in levels]
+    every = functools.reduce(operator.or_, (values for _, values in seen))
 
     def unseen(x: jax.ShapeDtypeStruct):  # the value in a branch that was not taken
         is_float = jnp.issubdtype(x.dtype, jnp.inexact)
         return jnp.full(x.shape, jnp.nan if is_float else 0, x.dtype)
 
-    def branch(i: int) -> Callable:
-        def taken(*x):
-            outputs, values = whole[i](*x)
-            for other in seen[:i] + seen[i + 1 :]:
-                values = values | jax.tree.map(unseen, other)
-            return outputs, values
+    def taken(level: site_survey.Level, *inputs) -> tuple[list, dict]:
+        outputs, values = run(level, turns, *inputs)
+        return outputs, jax.tree.map(unseen, every) | values
 
-        return taken
-
-    return jax.lax.switch(index, [branch(i) for i in range(len(levels))], *inputs)
+    branches = [functools.partial(taken, level) for level in levels]
+    return jax.lax.switch(index, branches, *inputs)
 
 
 def _repeated(
@@ -255,7 +245,7 @@ def _repeated(
     for_body = for_test + eqn.params["body_nconsts"]
 
     def goes_on(carry: list) -> Array:
-        return run(test, [*inputs[:for_test], *carry], turns)[0][0]
+        return run(test, turns, *inputs[:for_test], *carry)[0][0]
 
     # Under vmap, with an axis in front, each example keeps the carry of its end.
     def step(carry: list) -> list:
@@ -265,7 +255,7 @@ def _repeated(
             axes = tuple(range(goes.ndim, jnp.ndim(new)))
             return jnp.where(jnp.expand_dims(goes, axes), new, old)
 
-        changed = run(body, [*inputs[for_test:for_body], *carry], turns)[0]
+        changed = run(body, turns, *inputs[for_test:for_body], *carry)[0]
         return [*map(kept, changed, carry)]
 
     return jax.lax.while_loop(lambda x: goes_on(x).any(), step, inputs[for_body:])
@@ -277,11 +267,10 @@ def _sharded(
     """Runs a shard_map; values read have an axis of the devices in front."""
     params = eqn.params
     mesh = params["mesh"]
-    axes = tuple(params.get("newly_manual_axes") or params.get("manual_axes"))
-    axes = tuple(name for name in mesh.axis_names if name in axes)
+    axes = tuple(x for x in mesh.axis_names if x in params["newly_manual_axes"])
 
     def body(*inputs):
-        outputs, seen = run(level, inputs, turns)
+        outputs, seen = run(level, turns, *inputs)
         return outputs, jax.tree.map(lambda x: jnp.asarray(x)[None], seen)
 
     mapped = jax.shard_map(
@@ -308,7 +297,8 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     layer = site_survey.number_at(stop.layers(), turns)
     site = stop.site._replace(params=params)
     for i, address, function in stop.reads:
-        read = functools.partial(_seen, params["facets"][i], function, layer)
+        facet = params["facets"][i]
+        read = lambda value, x=facet, f=function: f(x.read(value), layer)  # noqa: E731
         seen[stop.names[i], address] = site.function_of(read)(*leaves)
     leaves = site_p.bind(*leaves, **params)
     if params["tree"] == stop.site.params["tree"]:
@@ -325,16 +315,16 @@ def _passed(stop: site_survey.Stop, leaves: list, turns: tuple, seen: dict) -> l
     return fitted(original, *leaves)
 
 
-def _seen(facet: Facet, function: Callable, layer: Any, value: Any) -> Any:
-    return function(facet.read(value), layer)
-
-
 def _chosen(edit: site_survey.Edit, turns: tuple, name: str, view: Any) -> Any:
     number = site_survey.number_at(edit.numbers, turns)
 
     def changed(view: Any) -> Any:
         after = edit.change(view, number)
-        _check(name, view, after)
+        if _form(view) != _form(after):
+            raise ValueError(
+                f"the edit of {name!r} must return a value like its argument: "
+                f"{display.value(view)}, got {display.value(after)}."
+            )
         return _like(view, after)
 
     if edit.chosen.all():
@@ -364,14 +354,6 @@ def _edited(
         "kept": tuple(range(count)),
         "batched": ((0,) * count,) * len(batched),
     }
-
-
-def _check(name: str, before: Any, after: Any) -> None:
-    if _form(before) != _form(after):
-        raise ValueError(
-            f"the edit of {name!r} must return a value like its argument: "
-            f"{display.value(before)}, got {display.value(after)}."
-        )
 
 
 def _form(view: Any) -> tuple:

@@ -64,7 +64,6 @@ from mha_haiku.core.sites import jaxprs, levels, regions, softmaxes
 from mha_haiku.core.sites.axes import Layout, Reached
 from mha_haiku.core.sites.jaxprs import Site
 from mha_haiku.core.sites.levels import Equation
-from mha_haiku.core.sites.softmaxes import Softmax
 
 _ENDING = {"dot_general", "reduce_sum", "log", "log1p", "site"}
 # Names of values that have all queries and all keys.
@@ -123,7 +122,7 @@ def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
         if not jaxprs.is_marked(eqn)
     }
     is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
-    return levels.equations(jaxpr, data) if is_possible else []
+    return levels.graph(jaxpr, (), data).equations if is_possible else []
 
 
 class _Attention(NamedTuple):
@@ -160,14 +159,6 @@ def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
     return found
 
 
-class _Scores(NamedTuple):
-    """The product of queries and keys, whose sizes are marked."""
-
-    product: Equation
-    query: Reached
-    key: Reached
-
-
 class _AttentionSearch:
     """The search for an attention whose weights are one operand of a product."""
 
@@ -196,18 +187,36 @@ class _AttentionSearch:
         walk = self.axes.walk(softmax.scores, Equation.made, self.scores)
         if walk is None:
             return None
-        self.steps, scores = walk
-        sources = scores.query, scores.key, read
+        # `scores` found the product of queries and keys, whose sizes are marked.
+        self.steps, (scored, query, key) = walk
+        sources = query, key, read
         made = (all_axes.made_with_size(self.axes, x) for x in sources)
         # `weights @ values` drops batch axes of size 1 from the weights.
         whole = max(softmax.weights, key=lambda step: len(step.axes))
         of_heads = next(filter(None, made), ())
         groups = all_axes.groups(self.axes, whole, self.free, of_heads)
-        only = set(self.of(*scores.query.axes)) - set(self.of(*scores.key.axes))
+        only = set(self.of(*query.axes)) - set(self.of(*key.axes))
         if not set(self.of(groups.queries)) <= only:
             return None
-        sites = self.sites(softmax, scores, read, heads, groups)
-        return _Attention(softmax.end, scores.product, sites, groups.is_assumed)
+        weights, held = self.weights(softmax.weights, groups), self.held(heads)
+        if weights is None or held is None:
+            return None
+        (query_size,), (keys, key_size), (_, size) = query.marks, key.marks, read.marks
+        # The equation that a site comes before, and the value's axes after the batch
+        # axes; None is the axes of heads, which are the rest.
+        whole = groups.heads, groups.queries, *weights.marks
+        wanted = {
+            "query": (scored, query, groups.queries, None, query_size),
+            "key": (scored, key, keys, None, key_size),
+            "weights": (weights.value, weights, *whole),
+            "value": (product, read, weights.marks[0], None, size),
+            "heads": (held.value, held, groups.queries, groups.heads, size),
+        }
+        masked = softmaxes.masked(self.axes, self.steps, product.index)
+        if masked is not None and not softmax.is_sigmoid:
+            wanted["scores"] = product, masked, *whole
+        sites = self.sites(wanted, groups)
+        return _Attention(softmax.end, scored, sites, groups.is_assumed)
 
     def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
@@ -225,7 +234,9 @@ class _AttentionSearch:
 
     # --- Queries and keys
 
-    def scores(self, equation: Equation, step: Reached) -> _Scores | None:
+    def scores(
+        self, equation: Equation, step: Reached
+    ) -> tuple[Equation, Reached, Reached] | None:
         """Finds queries and keys, if this is their product and belongs to values."""
         if equation.name != "dot_general" or equation.is_marked:
             return None
@@ -248,7 +259,7 @@ class _AttentionSearch:
             query = query._replace(marks=(sizes[0],))
             key = key._replace(marks=(keys, sizes[1]))
             if self.belong_together(query, key):
-                return _Scores(equation, query, key)
+                return equation, query, key
         return None
 
     def belong_together(self, query: Reached, key: Reached) -> bool:
@@ -285,46 +296,16 @@ class _AttentionSearch:
                 return step
         return None
 
-    def held(self, step: Reached) -> Reached | None:
+    def held(self, step: Reached | None) -> Reached | None:
         """Finds the first variable of the level that has the numbers of a step."""
-        while step.value.variable is None:
-            users = step.value.users
-            if len(users) != 1 or users[0].name not in levels.NEUTRAL:
-                return None
-            after = self.axes.across(users[0], 0, step)
-            if after is None:
-                return None
-            step = after
+        while step and step.value.variable is None:
+            user, *others = step.value.users or [None]
+            is_form = user and not others and user.name in levels.NEUTRAL
+            step = self.axes.across(user, 0, step) if is_form else None
         return step
 
-    def sites(
-        self,
-        softmax: Softmax,
-        scores: _Scores,
-        values: Reached,
-        heads: Reached,
-        groups: all_axes.Groups,
-    ) -> list[Site]:
+    def sites(self, wanted: dict[str, tuple], groups: all_axes.Groups) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
-        weights = self.weights(softmax.weights, groups)
-        held = self.held(heads)
-        if weights is None or held is None:
-            return []
-        (query_size,), (scored, key_size) = scores.query.marks, scores.key.marks
-        keys, size = values.marks
-        # The equation that a site comes before, and the value's axes after the batch
-        # axes; None is the axes of heads, which are the rest.
-        whole = groups.heads, groups.queries, keys
-        wanted = {
-            "query": (scores.product, scores.query, groups.queries, None, query_size),
-            "key": (scores.product, scores.key, scored, None, key_size),
-            "weights": (weights.value, weights, *whole),
-            "value": (self.product, values, keys, None, size),
-            "heads": (held.value, held, groups.queries, groups.heads, size),
-        }
-        masked = softmaxes.masked(self.axes, self.steps, self.product.index)
-        if masked is not None and not softmax.is_sigmoid:
-            wanted["scores"] = self.product, masked, *whole
         held_by, shown, sites = {}, {}, []
         for name, (place, step, *axes) in wanted.items():
             forms = self.axes.forms(step)

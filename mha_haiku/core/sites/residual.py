@@ -67,7 +67,7 @@ def stream(
         of the carry among its inputs and outputs.
       is_top: Whether the level is the whole program.
     """
-    equations = levels.equations(jaxpr)
+    equations = levels.graph(jaxpr, ()).equations
     attention = levels.union(
         x.bit
         for equation in equations

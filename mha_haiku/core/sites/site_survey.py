@@ -60,7 +60,7 @@ class Stop:
     level: "Level"
     # The recognized attention that it belongs to; None for a site that is an equation
     # of the program.
-    group: int | None = None
+    group: object = None
     # Facets that are read: their index, the address, a function.
     reads: list[tuple[int, Address, Callable]] = dataclasses.field(default_factory=list)
     edits: list[Edit] = dataclasses.field(default_factory=list)
@@ -91,16 +91,18 @@ class Stop:
         """Returns the layers by turns, the first numbers in the names."""
         return self.by_turn(map(_layer, self.names_of(0)))
 
-    def edit(self, facet: int, address: Address, change: Callable) -> Edit:
-        """Makes an edit of a facet, where the address names it."""
-        names, numbers = self.names_of(facet), self.layers()
-        if isinstance(address, tuple):  # at other turns the number before
-            places = (address.index(x) if x in address else -1 for x in names)
-            numbers = self.by_turn(
-                itertools.accumulate(places, lambda x, y: x if y < 0 else y)
-            )
+    def edit(self, facet: int, address: Address, change: Callable) -> Edit | None:
+        """Makes an edit of a facet where the address names it; None if nowhere."""
+        names = self.names_of(facet)
         chosen = self.by_turn(matches(address, x) for x in names)
-        return Edit(facet, change, chosen, numbers)
+        if not chosen.any():
+            return None
+        if not isinstance(address, tuple):
+            return Edit(facet, change, chosen, self.layers())
+        # At other turns the number before.
+        places = (address.index(x) if x in address else -1 for x in names)
+        numbers = itertools.accumulate(places, lambda x, y: x if y < 0 else y)
+        return Edit(facet, change, chosen, self.by_turn(numbers))
 
 
 @dataclasses.dataclass
@@ -150,7 +152,6 @@ class Survey:
         self.kernels: set[str] = set()
         self._whole: dict[str, None] = {}  # values that `blockwise` leaves whole
         self._counts: dict[str, int] = {}
-        self._group = itertools.count().__next__
         # An inner edit may already have made sites of some; the others keep their
         # numbers.
         equations = list(jaxprs.walk(closed.jaxpr))
@@ -169,11 +170,9 @@ class Survey:
         data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
         self.top = Level(closed)
         self._survey(self.top, data)
-        several = {name for name, count in self._counts.items() if count > 1}
         for stop in self.top.all_stops():
-            stop.names = tuple(
-                of_call(name, 0) if name in several else name for name in stop.names
-            )
+            counts = [(name, self._counts.get(name, 0)) for name in stop.names]
+            stop.names = tuple(of_call(x, 0) if n > 1 else x for x, n in counts)
 
     def advice(self) -> str:
         """Describes what may contain attention without sites, or returns ""."""
@@ -231,7 +230,7 @@ class Survey:
                 recognized[site.index].append((number, site))
 
         @functools.cache
-        def named(number: int) -> tuple[str, int]:  # when its first site is reached
+        def named(number: int) -> tuple[str, object]:  # when its first site is reached
             first, _, is_assumed = found[number]
             local = jaxprs.path(first)
             if is_empty(joined(level.path, local)):
@@ -239,21 +238,20 @@ class Survey:
             if is_assumed:
                 name = _named(joined(level.path, local), "")
                 self._assumed.append(name.replace(TURN, "*"))
-            return local, self._group()
+            return local, object()
 
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
             for number, site in recognized[index]:
                 local, group = named(number)
-                level.stops.append(self._stop(site, local, level, group))
+                self._add(site, local, level, group)
             if eqn is None:
                 break
             if eqn.primitive is site_p:
                 if len(eqn.params["kept"]) == eqn.params["tree"].num_leaves:
                     leaves = list(eqn.invars), list(eqn.outvars)
                     site = Site(index, *leaves, eqn.params)
-                    local = jaxprs.path(eqn)
-                    level.stops.append(self._stop(site, local, level, None))
+                    self._add(site, jaxprs.path(eqn), level, None)
                 continue
             if eqn.primitive.name == jaxprs.BLOCKWISE:
                 whole = regions.whole(eqn.params["jaxpr"], eqn.params["limit"])
@@ -263,8 +261,8 @@ class Survey:
                 continue
             inner = level.inside(eqn)
             for nested in inner:
-                known = jaxprs.data_inside(eqn, nested.closed.jaxpr, data)
-                self._survey(nested, known)
+                body = nested.closed.jaxpr
+                self._survey(nested, jaxprs.data_inside(eqn, body, data))
             if any(nested.stops or nested.inner for nested in inner):
                 level.inner[index] = inner
             if eqn.primitive.name == "scan" and inner[0].begin is not None:
@@ -287,19 +285,19 @@ class Survey:
             if named.kind and is_empty(joined(level.path, local)):
                 name = named.site.params["facets"][0].name
                 local = f"{named.kind}_{next(self._numbers[name])}"
-            stop = self._stop(named.site, local, level, self._group())
-            stop.edits.append(stop.edit(0, "*", lambda value, layer: value))
-            level.stops.append(stop)
+            stop = self._add(named.site, local, level, object())
+            every = np.ones(level.lengths, bool)
+            stop.edits = [Edit(0, lambda value, layer: value, every, -1 * every)]
 
-    def _stop(self, site: Site, local: str, level: Level, group: int | None) -> Stop:
-        path = joined(level.path, local)
-        names = []
+    def _add(self, site: Site, local: str, level: Level, group: object) -> Stop:
+        path, names = joined(level.path, local), []
         for facet in site.params["facets"]:
             name = _named(path, facet.name)
             count = self._counts.get(name, 0)
             self._counts[name] = count + 1
             names.append(of_call(name, count) if count else name)
-        return Stop(site, local, tuple(names), level, group)
+        level.stops.append(Stop(site, local, tuple(names), level, group))
+        return level.stops[-1]
 
 
 # --- Names
@@ -314,11 +312,10 @@ def matches(address: Address, name: str) -> bool:
     """
     if isinstance(address, tuple):
         return name in address
-    pattern = address
     names = {f"/{name}", re.sub(r"#\d+", "", f"/{name}")}
-    if not pattern.startswith("/"):
-        pattern = f"*/{pattern.removeprefix('*/')}"
-    return any(map(_expression(pattern).fullmatch, names))
+    if not address.startswith("/"):
+        address = f"*/{address.removeprefix('*/')}"
+    return any(map(_expression(address).fullmatch, names))
 
 
 @functools.lru_cache(2**14)

@@ -44,18 +44,17 @@ def found(axes: Axes, weights: Reached, sums: list[Equation]) -> Softmax | None:
     shares = len(steps) if is_sigmoid else 0
     for i, (step, before) in enumerate(itertools.pairwise([*steps, scores])):
         maker, place = _maker(step), _place(step, before)
-        is_inverse = maker.name == "div" and place == 1  # 1 / (1 + exp(-x))
         if maker.name in ("mul", "div") and maker.inputs[1 - place].is_made:
             if not _is_total(axes, step, 1 - place, scores.value, sums):
                 return None
             shares = shares or i + 1
-        elif is_inverse:
+        elif maker.name == "div" and place == 1:  # 1 / (1 + exp(-x))
             is_sigmoid, shares = True, shares or i + 1
     shifted = axes.origin(scores)
     maker = shifted.value.maker
     if not shares and maker is not None and maker.name == "sub":
         is_log = _is_total(axes, shifted, 1, maker.inputs[0], sums)
-        shares = len(steps) if is_log else 0
+        shares = len(steps) * is_log
     return Softmax(end, steps[:shares], scores, is_sigmoid) if shares else None
 
 

@@ -158,7 +158,7 @@ def _walked(
         survey = site_survey.Survey(closed, shows_stream=shows_stream)
         _refuse_hidden(rest)
         _match(survey, reads, edits, strict)
-        outputs, seen = program.run(survey.top, leaves)
+        outputs, seen = program.run(survey.top, (), *leaves)
         # JAX keeps the order of no other dict.
         found = collections.OrderedDict()
         for name in (name for _, names in survey.names() for name in names):
@@ -224,7 +224,7 @@ def _match(
                 stop.reads.append((i, address, reads[address]))
             for address, change in edits.items():
                 edit = stop.edit(i, address, change)
-                if not edit.chosen.any():
+                if edit is None:
                     continue
                 if facet.write is None:
                     raise ValueError(
@@ -260,5 +260,4 @@ def _refuse(pattern: str, names: list[str], survey: site_survey.Survey) -> None:
         message += f"{len(names)}, such as {', '.join(nearest)}; mh.sites lists them."
     else:
         message += "none."
-    advice = survey.advice()
-    raise ValueError(f"{message}\n{advice}" if advice else message)
+    raise ValueError(f"{message}\n{survey.advice()}".rstrip())

@@ -16,7 +16,6 @@ from mha_haiku.subjects.subject import (
     RunSubject,
     Subject,
     check_parameters,
-    check_task,
     parts_of,
     some_inputs,
     verb,
@@ -25,19 +24,6 @@ from mha_haiku.subjects.verbs import pruned_models
 from mha_haiku.training.runs import folders, loop
 
 _logger = logging.getLogger("mha_haiku")
-
-
-@verb
-def train(subject: Subject, workdir: str | os.PathLike, *, steps: int) -> Subject:
-    """Trains further, as a run in a new folder; the same call resumes it.
-
-    Raises:
-      ValueError: If the model has edits, or no task.
-      ConfigError: If the folder holds another run.
-    """
-    subject = check_task(subject, "train")
-    check_parameters(subject, "train")
-    return Subject.of_folder(save_run(subject, workdir, steps=steps))
 
 
 @verb
@@ -117,11 +103,13 @@ def check_free(workdir: str | os.PathLike, *, steps: int) -> None:
         folders.check_free(workdir)
 
 
-def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> Path:
+def save_run(
+    subject: RunSubject, workdir: str | os.PathLike, *, steps: int, **options: Any
+) -> Path:
     """Writes a pruned run at step 0, trains it on for some steps; returns its folder.
 
-    If a killed or interrupted process has left this run in the folder, it is trained to
-    its end.
+    By `loop.train`, with its options. If a killed or interrupted process has left this
+    run in the folder, it is trained to its end.
 
     Raises:
       KeyboardInterrupt: If training is interrupted; the same call resumes it.
@@ -143,6 +131,6 @@ def save_run(subject: RunSubject, workdir: str | os.PathLike, *, steps: int) -> 
     if steps:
         written = folders.read_config(folder)
         assert written is not None  # by this function or before
-        if loop.train(written, folder.root).interrupted:
+        if loop.train(written, folder.root, **options).interrupted:
             raise KeyboardInterrupt
     return folder.root

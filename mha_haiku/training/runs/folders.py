@@ -143,6 +143,11 @@ def load_run(
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
             )
+        if config.task.name == tasks.Wrapped.name:
+            raise ConfigError(
+                f"The run in {folder.root} trained {config.task.of}, which it cannot "
+                "make again.\nThe same call of train, on the wrapped model, opens it."
+            )
         stored = checkpoints.read(folder.checkpoints, step)
         return {
             "config": config.to_json(),

@@ -1,13 +1,14 @@
 """PyTorch without compilation: its attention, or nn.Transformer with fused AdamW."""
 
-import math
 import os
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
+from mha_haiku.training import optimizers
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
@@ -79,9 +80,10 @@ def _start(config):
         weight_decay=config.optimizer.weight_decay,
         fused=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: _learning_rate_factor(config, step)
-    )
+    steps, peak = config.training.steps, config.optimizer.learning_rate
+    rates = optimizers.schedule(config.optimizer, steps=steps)(np.arange(steps))
+    factors = (np.asarray(rates) / peak).tolist()
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors.__getitem__)
     return model, optimizer, schedule
 
 
@@ -121,16 +123,6 @@ def _draw(config):
     start, end = (torch.full((size, 1), count + i) for i in (0, 1))
     target = torch.cat([start, source.flip(1), end], 1)
     return (source, target[:, :-1]), target[:, 1:]
-
-
-def _learning_rate_factor(config, step) -> float:
-    """Returns the share of the highest learning rate: warm-up, then half a cosine."""
-    warmup, end = config.optimizer.warmup_steps, config.training.steps
-    if step < warmup:
-        return step / warmup
-    progress = min(1.0, (step - warmup) / (end - warmup))
-    last = config.optimizer.final_learning_rate_fraction
-    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def _module(size, case, calls) -> worker.Program:
