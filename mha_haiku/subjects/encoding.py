@@ -32,7 +32,7 @@ class Codec(NamedTuple):
     label: Callable[[int], str] = str  # of one token
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
     alone: Callable[[str], Any] = _no_answer  # without any special tokens
-    tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
+    tokenizer: Any = None  # to save, where no task has it
     end_tokens: tuple[int, ...] = ()  # those that end a text
     # Of a wrapped model, the keywords of its inputs: the first one present counts.
     names: tuple[str, ...] = ("inputs",)
@@ -131,7 +131,7 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     end = getattr(tokenizer, "eos_token_id", None)
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
-    codec = Codec(encode, decode, label, encode, alone, end_tokens=ends)
+    codec = Codec(encode, decode, label, encode, alone, tokenizer, ends)
     special = tuple(getattr(tokenizer, "all_special_ids", ()))
     mask = getattr(tokenizer, "mask_token_id", None)
     return codec._replace(mask=mask, special=special)

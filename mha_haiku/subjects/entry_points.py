@@ -248,6 +248,7 @@ def wrap(
         codec=codec,
         metric=metric or heads.metrics.loss,
         certifier=certifier,
+        module=certifier and certifier.module.original,
     )
     if examples is None:
         return subject

@@ -62,6 +62,10 @@ class Subject:
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
     certifier: torch_modules.Certifier | None = None  # of a PyTorch module
+    module: Any = None  # of PyTorch, with the same names of parameters
+    # Of a pruned function: makes parameters of the whole one, with zeros; its size.
+    filled: Callable[[Any], Any] | None = None
+    saving: str = ""
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
@@ -140,7 +144,8 @@ class Subject:
         torch = "" if self.certifier is None else f", {self.certifier}"
         torch += ", a program per input" if self.codec.reads else ""
         return (
-            f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters{torch})"
+            f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters"
+            f"{self.saving}{torch})"
         )
 
     @property
@@ -281,6 +286,12 @@ class Part(NamedTuple):
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
 
+def some_inputs(subject: Subject) -> tasks.Example:
+    """Returns a batch to trace a model on: of its own, or of eight tokens."""
+    batches = subject.batches
+    return batches[0] if batches else example_rows.some_tokens(subject.codec)
+
+
 def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]:
     """Lists the attention parts of a model; a function is traced to find them.
 
@@ -290,13 +301,11 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
     if model.config is not None:
         known = models.heads_of_layers(model.config)
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
-    if batch is None and subject.batches:
-        batch = subject.batches[0]
-    arguments = model, subject.params, batch or example_rows.some_tokens(subject.codec)
+    arguments = model, subject.params, batch or some_inputs(subject)
     try:
         counts = model_runs.parts(*arguments)
     except Exception as error:
-        if batch is not None:
+        if batch is not None or subject.batches:
             raise
         reason = " ".join(str(error).split())
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"

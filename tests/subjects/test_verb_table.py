@@ -149,7 +149,7 @@ CALLS = {
     "patch": lambda s, x, y, n, out: s.patch(x, y, answers=(1, 2)),
     "paths": lambda s, x, y, n, out: s.paths(x, y, answers=(1, 2)),
     "plot": lambda s, x, y, n, out: s.plot(x),
-    "prune": lambda s, x, y, n, out: s.prune(0.5),
+    "prune": lambda s, x, y, n, out: s.prune(0.5, examples=n),
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
     "rollout": lambda s, x, y, n, out: s.rollout(x),
