@@ -89,7 +89,7 @@ def batches(
     if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
         given = list(given)  # it may be gone through only once
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
-    first = given[0] if isinstance(given, list) and given else None
+    first: Any = given[0] if isinstance(given, list) and given else None
     if isinstance(first, kinds) or np.ndim(first) > 1:
         found = (batches(subject, x, targets=targets, required=required) for x in given)
         return [batch for each in found for batch in each]
@@ -172,7 +172,7 @@ def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example
         marks[:] = False
         marks[free] = draws <= max(codec.mask_probability, draws.min(initial=1))
     return batch._replace(
-        inputs=np.where(are_hidden, codec.mask, tokens),
+        inputs=np.where(are_hidden, np.int32(codec.mask or 0), tokens),
         targets=tokens.astype(np.int32),
         weights=are_hidden.astype(np.float32),
     )

@@ -117,7 +117,7 @@ def jit(function: Callable) -> Callable:
     kind = "xla_cpu_experimental_ynn_fusion_type"
     is_cpu = jax.default_backend() == "cpu"
     options = {kind: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"} if is_cpu else {}
-    compiled = jax.jit(function, compiler_options=options)
+    compiled: Any = jax.jit(function, compiler_options=options)
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:

@@ -106,7 +106,7 @@ def begin(
     if examples is None and (subject.batches is None or subject.folder is not None):
         refuse(subject, "train", "has no examples to train on; give examples=")
     examples = subject.batches if examples is None else examples
-    batches = computation.batches_of(subject, examples)
+    batches = list(computation.batches_of(subject, examples))
     whole, fills = computation.with_loss(subject, batches[0]), False
     of = {(x.inputs.shape[1:], x.targets.shape[1:], x.lengths is None) for x in batches}
     if len(of) > 1:
