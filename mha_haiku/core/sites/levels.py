@@ -325,7 +325,8 @@ def _joined(
         return None
     (axis,) = differing
     if first.name == "split":
-        starts = [first.outputs.index(x) * shape[axis] for x in pieces]
+        places = [y.outputs.index(x) for x, y in zip(pieces, makers, strict=True)]
+        starts = [place * shape[axis] for place in places]
     else:
         starts = [x.params["start_indices"][axis] for x in makers]
     is_whole = len(pieces) * shape[axis] == source.shape[axis]
