@@ -118,9 +118,12 @@ def jit(function: Callable) -> Callable:
     is_cpu = jax.default_backend() == "cpu"
     options = {kind: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"} if is_cpu else {}
     compiled: Any = jax.jit(function, compiler_options=options)
+    inside = jax.jit(function)  # a program of a caller, which has the options
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+            return inside(*args)
         if compiled._cache_size() >= _MOST_SHAPES:
             compiled.clear_cache()
         return compiled(*args)

@@ -70,7 +70,7 @@ def _save_wrapped(subject: Subject, folder: Path, own_layout: bool) -> Path:
         named = {name(x): y for x, y in jax.tree_util.tree_leaves_with_path(whole)}
         arrays.write_safetensors(folder / "model.safetensors", named)
         return folder
-    if (filled is not None) and (smaller := _smaller(subject, module)) is not None:
+    if filled is not None and (smaller := _smaller(subject, module)) is not None:
         module, whole = smaller, params
     elif filled is not None:
         _logger.warning(
