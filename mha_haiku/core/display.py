@@ -111,14 +111,14 @@ def count(number: int, noun: str) -> str:
 
 def is_traced(tree: Any) -> bool:
     """Returns whether any array of a pytree is being traced."""
-    import jax  # not with the module, so that the package is there at once
+    import jax.core  # not with the module, so that the package is there at once
 
     return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def is_known(x: Any) -> bool:
     """Returns whether the numbers of an array can be read on this host now."""
-    import jax
+    import jax.core
 
     if not isinstance(x, jax.Array):
         return isinstance(x, np.ndarray | np.generic)

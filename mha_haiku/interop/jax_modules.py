@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 # What a call takes in training, by the names that it may have; else the opposite.
 _MODES = dict.fromkeys(("train", "training", "is_training"), True)
@@ -57,7 +58,7 @@ def _of_nnx(module: Any) -> _Parts:
 
     def call(params: Any, inputs: Any, rng: Any, **options: Any) -> Any:
         def value(x: Any) -> Any:
-            return rng if jax.dtypes.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+            return rng if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
 
         params = params if rng is None else jax.tree.map(value, params)
         values = jax.tree.map(lambda x: x, state)

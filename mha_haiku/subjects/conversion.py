@@ -89,7 +89,7 @@ def batches(
     if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
         given = list(given)  # it may be gone through only once
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
-    first = given[0] if isinstance(given, list) and given else None
+    first: Any = given[0] if isinstance(given, list) and given else None
     if isinstance(first, kinds) or np.ndim(first) > 1:
         found = (batches(subject, x, targets=targets, required=required) for x in given)
         return [batch for each in found for batch in each]
@@ -102,9 +102,10 @@ def batches(
     )
     if targets and batch.decoder_inputs is None and not has_labels:
         hides = subject.codec.mask_probability > 0
-        make = _with_hidden_tokens if hides else _with_next_tokens
         try:
-            batch = make(subject, batch)
+            batch = (_with_hidden_tokens if hides else _with_next_tokens)(
+                subject, batch
+            )
         except ValueError:
             if required:
                 raise
@@ -163,7 +164,7 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
 def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
     """Hides a share of the tokens, at least one of a text, which become the targets."""
     codec, tokens = subject.codec, np.array(batch.inputs)
-    are_hidden = np.asarray(model_runs.valid(tokens.shape[1], batch, "")).copy()
+    are_hidden = np.array(model_runs.valid(tokens.shape[1], batch, ""))
     can_hide = are_hidden & ~np.isin(tokens, codec.special)
     for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
         # The text is the seed: its hidden tokens are the same in every batch.
@@ -171,7 +172,7 @@ def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example
         marks[:] = False
         marks[free] = draws <= max(codec.mask_probability, draws.min(initial=1))
     return batch._replace(
-        inputs=np.where(are_hidden, codec.mask, tokens),
+        inputs=np.where(are_hidden, np.int32(codec.mask or 0), tokens),
         targets=tokens.astype(np.int32),
         weights=are_hidden.astype(np.float32),
     )

@@ -11,8 +11,6 @@ from mha_haiku.interop import torch_modules
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
-_MASKING = "mask_token_id", "all_special_ids"  # of tokenizers of transformers
-
 
 def _refuse(wanted: str, given: Any) -> Any:
     raise ValueError(
@@ -134,8 +132,9 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
     codec = Codec(encode, decode, label, encode, alone, tokenizer, ends)
-    mask, special = (getattr(tokenizer, x, None) for x in _MASKING)
-    return codec._replace(mask=mask, special=tuple(special or ()))
+    special = tuple(getattr(tokenizer, "all_special_ids", ()))
+    mask = getattr(tokenizer, "mask_token_id", None)
+    return codec._replace(mask=mask, special=special)
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:

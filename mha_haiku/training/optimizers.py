@@ -4,6 +4,7 @@
 """
 
 import fnmatch
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -108,7 +109,7 @@ def make(
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     if not config.frozen:
         return optimizer
-    parts = {True: optax.set_to_zero(), False: optimizer}
+    parts: dict[Hashable, Any] = {True: optax.set_to_zero(), False: optimizer}
     return optax.partition(parts, lambda params: are_frozen(config, params))
 
 

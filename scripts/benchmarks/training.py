@@ -21,11 +21,10 @@ from scripts.benchmarks.contenders import sizes  # noqa: E402
 
 
 def _translation(case, is_quick) -> list[command.Duel]:
-    steps = 2
     size = ", ".join(f"{x.removeprefix('config.')} {y}" for x, y in sizes.TRANSLATION)
-    title = f"{case}: a training step of an encoder-decoder, {steps} a sample; {size}"
+    title = f"{case}: a training step of an encoder-decoder, 2 a sample; {size}"
     contenders = tuple(
-        command.contender(name, module, case="training", size=steps)
+        command.contender(name, module, case="training", size=2)
         for name, module in (("ours", "ours"), ("torch", "torch_eager"))
     )
     promise = results.Promise("ours", 1.1, "torch")
@@ -45,11 +44,11 @@ def _monitor(case, is_quick) -> list[command.Duel]:
 
 
 def _wrapped(case, is_quick) -> list[command.Duel]:
-    names, options = ("train", "torch"), {"size": 2 if is_quick else 6}
-    of = tuple(command.contender(x, "wrapped", use=x, **options) for x in names)
+    options, cases = {"size": 2 if is_quick else 6}, ("train", "llama")
+    of = tuple(command.contender(x, "torch_eager", case=x, **options) for x in cases)
     title = f"{case}: a step of `train` on a Llama of 20 million parameters, 8 x 128"
-    promise = results.Promise("train", 1.2, "torch")
-    return [command.Duel(case, title, "step", of, ("torch",), (promise,))]
+    promise = results.Promise("train", 1.2, "llama")
+    return [command.Duel(case, title, "step", of, ("llama",), (promise,))]
 
 
 CASES = {"translation": _translation, "monitor": _monitor, "wrapped": _wrapped}

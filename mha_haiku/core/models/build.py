@@ -104,8 +104,7 @@ class Model(NamedTuple):
       config: The config it was built from; None if `build` did not make it.
       edits: The changes made by `edited`, in order.
       num_classes: C, as it was built; None if `build` did not make it.
-      loss: `loss(output, example)`, from an `Output` and a batch to losses `[B]` or
-        their mean `[]`, to train on; None for the cross-entropy of the targets.
+      loss: From an `Output` and a batch, `[B]` or their mean; None: cross-entropy.
 
     Example:
       >>> model

@@ -239,11 +239,13 @@ def graph(
                 equation = Equation(eqn, name, place, calls, inputs, marked)
                 equation.number = len(result)
                 result.append(equation)
-                behind = union(x.behind for x in inputs)
-                by_product = union(x.by_product for x in inputs)
+                behind, by_product, is_of_data = 0, 0, False
                 is_random = name.startswith(("random_", "threefry", "rng_"))
-                is_random = is_random or any(x.is_random for x in inputs)
-                is_of_data = any(x.is_of_data for x in inputs)
+                for x in inputs:
+                    behind, by_product = behind | x.behind, by_product | x.by_product
+                    is_random = is_random or x.is_random
+                    is_of_data = is_of_data or x.is_of_data
+                    x.users.append(equation)
                 read = object() if eqn.effects else tuple(x.number for x in inputs)
                 key = eqn.primitive, tuple(eqn.params.items()), read
                 numbers_of = [number(*key, i) for i in range(len(eqn.outvars))]
@@ -263,8 +265,6 @@ def graph(
                     for i, x in enumerate(eqn.outvars)
                 ]
                 equation.outputs = outputs
-                for x in inputs:
-                    x.users.append(equation)
             for variable, value in zip(eqn.outvars, outputs, strict=True):
                 values[variable] = value
                 is_held = index is None and not isinstance(variable, core.DropVar)
@@ -292,6 +292,7 @@ def union(sets: Iterable[int]) -> int:
     return functools.reduce(operator.or_, sets, 0)
 
 
+@functools.lru_cache(2**12)
 def _is_data(aval: Any) -> bool:
     return bool(getattr(aval, "shape", ())) and jnp.issubdtype(aval.dtype, jnp.inexact)
 
@@ -324,7 +325,8 @@ def _joined(
         return None
     (axis,) = differing
     if first.name == "split":
-        starts = [first.outputs.index(x) * shape[axis] for x in pieces]
+        places = [y.outputs.index(x) for x, y in zip(pieces, makers, strict=True)]
+        starts = [place * shape[axis] for place in places]
     else:
         starts = [x.params["start_indices"][axis] for x in makers]
     is_whole = len(pieces) * shape[axis] == source.shape[axis]

@@ -132,7 +132,7 @@ def _last_uses(jaxpr: core.Jaxpr, stops: list[site_survey.Stop]) -> dict[core.Va
     reads: list[tuple] = [*enumerate(eqn.invars for eqn in jaxpr.eqns)]
     reads += [(stop.site.index, stop.site.inputs) for stop in stops]
     reads += [(len(jaxpr.eqns), jaxpr.outvars)]
-    reads.sort(key=operator.itemgetter(0))
+    reads = sorted(reads, key=operator.itemgetter(0))
     return {x: index for index, atoms in reads for x in jaxprs.variables(atoms)}
 
 

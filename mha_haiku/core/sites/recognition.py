@@ -71,25 +71,64 @@ _WHOLE = ("weights", "scores")
 _READ_ELSEWHERE = 'the program also reads it elsewhere; edit "weights" or "heads"'
 
 
-def attentions(
-    jaxpr: core.Jaxpr, data: set[core.Var]
-) -> list[tuple[core.JaxprEqn, list[Site], bool]]:
-    """Finds the attentions of a level, without those inside of its calls.
+def equations_of(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
+    """Lists the equations of a level, if attention may be among them.
 
-    An attention is returned as the equation whose name stack names it, its sites, and
-    whether the axis of heads is only assumed. `data` are from `jaxprs.of_data`.
+    `data` are from `jaxprs.of_data`.
     """
-    found = _found(_equations(jaxpr, data))
-    return [(jaxpr.eqns[x.index], y.sites, y.is_assumed) for x, y in found.items()]
+    names = {
+        eqn.primitive.name
+        for eqn in jaxprs.walk(jaxpr, lambda eqn: not jaxprs.is_marked(eqn))
+        if not jaxprs.is_marked(eqn)
+    }
+    is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
+    return levels.graph(jaxpr, (), data).equations if is_possible else []
 
 
-def has_others(jaxpr: core.Jaxpr, data: set[core.Var]) -> bool:
+class Attention(NamedTuple):
+    """The sites of an attention."""
+
+    softmax: Equation  # the last one, whose name stack names the attention
+    scored: Equation  # the product of queries and keys
+    sites: list[Site]
+    is_assumed: bool  # whether only the order of axes tells which are heads
+
+
+def attentions(equations: list[Equation]) -> dict[Equation, Attention]:
+    """Finds the attentions of a level, by the last equation of the softmax.
+
+    Those inside of its calls are found when these are searched.
+    """
+    found: dict[Equation, Attention] = {}
+    sums = softmaxes.totals(equations)
+    for product in equations:
+        for side in (0, 1) if product.name == "dot_general" else ():
+            attention = _AttentionSearch(product, side).attention(sums)
+            # The same weights in a second product belong to a derivative.
+            if attention and attention.sites and attention.softmax not in found:
+                found[attention.softmax] = attention
+                break
+    # Queries and keys of scores that several softmaxes read, or that are computed again
+    # for the sum, are not of one attention.
+    scored = [x.scored.outputs[0] for x in found.values()]
+    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
+    again = (x for x in products.difference(scored) if x.users)
+    counts = collections.Counter(x.number for x in (*scored, *again))
+    for attention in found.values():
+        for site in attention.sites:
+            (facet,) = site.params["facets"]
+            is_shared = counts[attention.scored.outputs[0].number] > 1
+            if is_shared and facet.name in ("query", "key"):
+                site.params["facets"] = (facet._replace(write=None),)
+    return found
+
+
+def has_others(equations: list[Equation], found: dict[Equation, Attention]) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    equations = _equations(jaxpr, data)
-    known = {softmaxes.unshifted(x.inputs[0])[-1] for x in _found(equations)}
+    known = {softmaxes.unshifted(x.inputs[0])[-1] for x in found}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
     masses, shares, read_by = set(), set(), set()
@@ -114,51 +153,6 @@ def has_others(jaxpr: core.Jaxpr, data: set[core.Var]) -> bool:
     return {"dot_general", "reduce_sum"} <= read_by
 
 
-def _equations(jaxpr: core.Jaxpr, data: set[core.Var]) -> list[Equation]:
-    """Lists the equations of a level, if attention may be among them."""
-    names = {
-        eqn.primitive.name
-        for eqn in jaxprs.walk(jaxpr, lambda eqn: not jaxprs.is_marked(eqn))
-        if not jaxprs.is_marked(eqn)
-    }
-    is_possible = "dot_general" in names and names & softmaxes.EXPONENTIALS
-    return levels.graph(jaxpr, (), data).equations if is_possible else []
-
-
-class _Attention(NamedTuple):
-    softmax: Equation  # the last one
-    scored: Equation  # the product of queries and keys
-    sites: list[Site]
-    is_assumed: bool  # whether only the order of axes tells which are heads
-
-
-def _found(equations: list[Equation]) -> dict[Equation, _Attention]:
-    """Finds attentions, by the last equation of the softmax."""
-    found: dict[Equation, _Attention] = {}
-    names = {"reduce_sum", *softmaxes.EXPONENTIALS}
-    sums = [equation for equation in equations if equation.name in names]
-    for product in equations:
-        for side in (0, 1) if product.name == "dot_general" else ():
-            attention = _AttentionSearch(product, side).attention(sums)
-            # The same weights in a second product belong to a derivative.
-            if attention and attention.sites and attention.softmax not in found:
-                found[attention.softmax] = attention
-                break
-    # Queries and keys of scores that several softmaxes read, or that are computed again
-    # for the sum, are not of one attention.
-    scored = [x.scored.outputs[0] for x in found.values()]
-    products = {x.outputs[0] for x in equations if x.name == "dot_general"}
-    again = (x for x in products.difference(scored) if x.users)
-    counts = collections.Counter(x.number for x in (*scored, *again))
-    for attention in found.values():
-        for site in attention.sites:
-            (facet,) = site.params["facets"]
-            is_shared = counts[attention.scored.outputs[0].number] > 1
-            if is_shared and facet.name in ("query", "key"):
-                site.params["facets"] = (facet._replace(write=None),)
-    return found
-
-
 class _AttentionSearch:
     """The search for an attention whose weights are one operand of a product."""
 
@@ -167,7 +161,7 @@ class _AttentionSearch:
         self.axes = all_axes.Axes()
         self.of = self.axes.of
 
-    def attention(self, sums: list[Equation]) -> _Attention | None:
+    def attention(self, sums: dict[int, int]) -> Attention | None:
         """Finds the attention and its sites, if the operand is its weights."""
         product, side = self.product, self.side
         weights, values = product.inputs[side], product.inputs[1 - side]
@@ -216,7 +210,7 @@ class _AttentionSearch:
         if masked is not None and not softmax.is_sigmoid:
             wanted["scores"] = product, masked, *whole
         sites = self.sites(wanted, groups)
-        return _Attention(softmax.end, scored, sites, groups.is_assumed)
+        return Attention(softmax.end, scored, sites, groups.is_assumed)
 
     def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
         """Follows axes of weights to the values and to the result of the product."""
@@ -300,8 +294,9 @@ class _AttentionSearch:
         """Finds the first variable of the level that has the numbers of a step."""
         while step and step.value.variable is None:
             user, *others = step.value.users or [None]
-            is_form = user and not others and user.name in levels.NEUTRAL
-            step = self.axes.across(user, 0, step) if is_form else None
+            if user is None or others or user.name not in levels.NEUTRAL:
+                return None
+            step = self.axes.across(user, 0, step)
         return step
 
     def sites(self, wanted: dict[str, tuple], groups: all_axes.Groups) -> list[Site]:

@@ -21,7 +21,7 @@ from jax import Array
 from jax.extend import core
 
 from mha_haiku.core.site_primitive import SEEN, site_p
-from mha_haiku.core.sites import jaxprs, recognition, regions, residual
+from mha_haiku.core.sites import jaxprs, levels, recognition, regions, residual
 from mha_haiku.core.sites.jaxprs import Site
 
 # The placeholder of a scan's turn in a name.
@@ -89,7 +89,8 @@ class Stop:
 
     def layers(self) -> np.ndarray:
         """Returns the layers by turns, the first numbers in the names."""
-        return self.by_turn(map(_layer, self.names_of(0)))
+        found = map(_LAYER.search, self.names_of(0))
+        return self.by_turn(int(x[1]) if x else -1 for x in found)
 
     def edit(self, facet: int, address: Address, change: Callable) -> Edit | None:
         """Makes an edit of a facet where the address names it; None if nowhere."""
@@ -165,10 +166,10 @@ class Survey:
         self._carries: dict[int, tuple[int, int]] = {}
         self._numbers = collections.defaultdict(itertools.count)
         self._assumed: list[str] = []  # attention whose axis of heads is assumed
-        # The levels in which attention was searched for, and their data.
-        self._searched: list[tuple[core.Jaxpr, set[core.Var]]] = []
+        # The equations and attentions of the levels that were searched.
+        self._searched: list[tuple[list, dict]] = []
         data = closed.jaxpr.invars if any(map(jaxprs.is_parameter, equations)) else ()
-        self.top = Level(closed)
+        self.top, self._has_data = Level(closed), bool(data)
         self._survey(self.top, data)
         for stop in self.top.all_stops():
             counts = [(name, self._counts.get(name, 0)) for name in stop.names]
@@ -189,7 +190,7 @@ class Survey:
                 "recognized as attention: name the values with mh.site. The forms are "
                 "listed in help(mha_haiku.core.sites.recognition)."
             )
-            if not any(data for _, data in self._searched):
+            if not self._has_data:
                 parts.append(
                     "If queries, keys and values are projections of different inputs, "
                     "mh.wrap(f, params) can tell these from parameters."
@@ -221,29 +222,29 @@ class Survey:
         recognized = collections.defaultdict(list)
         data = jaxprs.of_data(jaxpr, inputs)
         # Nothing is recognized inside an attention that already has sites.
-        found, is_marked = [], SEEN in level.path.split("/")
-        if not is_marked:
-            self._searched.append((jaxpr, data))
-            found = recognition.attentions(jaxpr, data)
-        for number, (_, sites, _) in enumerate(found):
-            for site in sites:
-                recognized[site.index].append((number, site))
+        attentions = {}
+        if SEEN not in level.path.split("/"):
+            equations = recognition.equations_of(jaxpr, data)
+            attentions = recognition.attentions(equations)
+            self._searched.append((equations, attentions))
+        for end, attention in attentions.items():
+            for site in attention.sites:
+                recognized[site.index].append((end, site))
 
-        @functools.cache
-        def named(number: int) -> tuple[str, object]:  # when its first site is reached
-            first, _, is_assumed = found[number]
-            local = jaxprs.path(first)
+        @functools.cache  # numbers are in the order in which first sites are reached
+        def named(end: levels.Equation) -> tuple[str, object]:
+            local = jaxprs.path(jaxpr.eqns[end.index])
             if is_empty(joined(level.path, local)):
                 local = next(self._pathless)
-            if is_assumed:
+            if attentions[end].is_assumed:
                 name = _named(joined(level.path, local), "")
                 self._assumed.append(name.replace(TURN, "*"))
             return local, object()
 
         # A site may come after the last equation.
         for index, eqn in enumerate((*jaxpr.eqns, None)):
-            for number, site in recognized[index]:
-                local, group = named(number)
+            for end, site in recognized[index]:
+                local, group = named(end)
                 self._add(site, local, level, group)
             if eqn is None:
                 break
@@ -322,11 +323,6 @@ def matches(address: Address, name: str) -> bool:
 def _expression(pattern: str) -> re.Pattern:
     """Compiles a pattern, in which only `*` is special."""
     return re.compile(".*".join(map(re.escape, pattern.split("*"))), re.DOTALL)
-
-
-def _layer(name: str) -> int:
-    number = _LAYER.search(name)
-    return int(number[1]) if number else -1
 
 
 def number_at(numbers: np.ndarray, turns: Sequence) -> int | Array | None:

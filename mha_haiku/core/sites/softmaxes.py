@@ -6,6 +6,7 @@ scaled or renormalized before they are read. Walks go back from the weights, and
 the axis of keys, which is marked.
 """
 
+import collections
 import itertools
 from typing import NamedTuple
 
@@ -26,11 +27,21 @@ class Softmax(NamedTuple):
     is_sigmoid: bool
 
 
-def found(axes: Axes, weights: Reached, sums: list[Equation]) -> Softmax | None:
-    """Finds the softmax or sigmoid of which weights are made.
+def totals(equations: list[Equation]) -> dict[int, int]:
+    """Finds the bits of sums of exponentials, by the numbers of their arguments."""
+    sums = [x.outputs[0] for x in equations if x.name == "reduce_sum"]
+    result: dict[int, int] = collections.defaultdict(int)
+    for equation in equations:
+        if equation.name in EXPONENTIALS:
+            bit = equation.outputs[0].bit
+            found = levels.union(x.bit for x in sums if x.behind & bit)
+            for number in unshifted(equation.inputs[0]):
+                result[number] |= found
+    return result
 
-    `sums` are the exponentials and sums of the level.
-    """
+
+def found(axes: Axes, weights: Reached, sums: dict[int, int]) -> Softmax | None:
+    """Finds the softmax or sigmoid of which weights are made; `sums` are `totals`."""
     walk = axes.walk(
         weights, _weighing, lambda x, _: x if x.name in EXPONENTIALS else None
     )
@@ -126,7 +137,7 @@ def _weighing(equation: Equation, value: Value) -> list[int]:
 
 
 def _is_total(
-    axes: Axes, step: Reached, position: int, argument: Value, sums: list[Equation]
+    axes: Axes, step: Reached, position: int, argument: Value, sums: dict[int, int]
 ) -> bool:
     """Checks whether an input of a step's equation is made of a sum over keys.
 
@@ -136,15 +147,10 @@ def _is_total(
     if total is None:
         return False
     total, keys = axes.origin(total), axes.of(*step.marks)
-    if total.value.by_product & ~argument.by_product:
-        return False  # it depends on other data
-    return set(keys).isdisjoint(axes.of(*total.axes)) and any(
-        mass.outputs[0].bit & whole.outputs[0].behind
-        for whole in sums
-        if whole.name == "reduce_sum" and whole.outputs[0].bit & total.value.behind
-        for mass in sums
-        if mass.name in EXPONENTIALS and argument.number in unshifted(mass.inputs[0])
-    )
+    is_sum = bool(sums[argument.number] & total.value.behind)
+    is_of_others = bool(total.value.by_product & ~argument.by_product)
+    is_column = set(keys).isdisjoint(axes.of(*total.axes))
+    return is_sum and is_column and not is_of_others
 
 
 def _maker(step: Reached) -> Equation:

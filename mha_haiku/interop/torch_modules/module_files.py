@@ -23,7 +23,7 @@ def save(folder: Path, module: Any, params: Mapping[str, Any], tokenizer: Any) -
         if name in params
     }
     state = module.state_dict(keep_vars=True)
-    state = {name: new.get(id(x), x) for name, x in state.items()}
+    state: dict[str, Any] = {name: new.get(id(x), x) for name, x in state.items()}
     if hasattr(module, "save_pretrained"):
         module.save_pretrained(folder, state_dict=state)
     else:

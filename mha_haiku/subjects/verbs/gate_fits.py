@@ -100,7 +100,7 @@ def fit_gates(
         # The penalty depends only on the gates: its gradient is added to the gradient
         # of the loss, without the model.
         optax.stateless(add_penalty),
-        optax.partition(of, lambda params: {name: name for name in params}),
+        optax.partition({**of}, lambda params: {name: name for name in params}),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(

@@ -7,6 +7,7 @@ L layers, H heads of a layer.
 """
 
 import functools
+import numbers
 import timeit
 from collections.abc import Sequence
 from typing import Any
@@ -79,7 +80,7 @@ def prune(
     if keep is None and metric_drop is None:
         keep = 0.5
     how: Any = keep, metric_drop, order, ablation_value, examples
-    if not isinstance(keep, Sequence) and np.ndim(keep) == 0:
+    if isinstance(keep, numbers.Real | None):
         return shrunk(subject, "prune", 1, *how)[-1]
     with checks.user_mistakes():
         _check(*how)
@@ -305,8 +306,8 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
 def are_close(one: jax.Array, other: jax.Array) -> bool:
     """Checks whether outputs are equal, to 1e-5 of the largest number or rounding."""
     close = max(1e-5, 4 * float(jnp.finfo(one.dtype).eps))
-    one, other = (np.asarray(x, np.float64) for x in (one, other))
-    return bool(abs(one - other).max() <= close * max(1.0, abs(one).max()))
+    a, b = (np.asarray(x, np.float64) for x in (one, other))
+    return bool(abs(a - b).max() <= close * max(1.0, abs(a).max()))
 
 
 def _fewest(

@@ -56,8 +56,7 @@ def train(
       examples: Of a wrapped model, or an iterable of them. Defaults to its own.
       optimizer: Of optax, for a wrapped model, as all that follows. Defaults to adamw
         at 1e-4.
-      loss: From logits and a batch to a number per example. Defaults to the metric of
-        `mh.wrap`, what a module computes itself, or the cross-entropy of the targets.
+      loss: A metric. Defaults to the one of `mh.wrap`, a module's own loss, or `loss`.
       freeze: Patterns of names of modules or parameters that are not trained, with
         commas between, such as "model.embed_tokens,*bias".
       batch_size: Examples of a step of a wrapped model. Defaults to 8.
@@ -107,7 +106,7 @@ def begin(
     if examples is None and (subject.batches is None or subject.folder is not None):
         refuse(subject, "train", "has no examples to train on; give examples=")
     examples = subject.batches if examples is None else examples
-    batches = computation.batches_of(subject, examples)
+    batches = list(computation.batches_of(subject, examples))
     whole, fills = computation.with_loss(subject, batches[0]), False
     of = {(x.inputs.shape[1:], x.targets.shape[1:], x.lengths is None) for x in batches}
     if len(of) > 1:

@@ -101,8 +101,7 @@ def train(
         differs from the run's.
       observers: Observers of the run; the same on all processes.
       devices: The devices that divide the work. Defaults to all of all processes.
-      model: The model, instead of the one that `config.model` describes; the folder
-        must hold its parameters, see `folders.write_run`.
+      model: The model of a folder from `folders.write_run`, not `config.model`.
       optimizer: The optimizer of a config whose `optimizer.name` is "optax".
 
     Raises:

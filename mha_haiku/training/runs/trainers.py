@@ -9,13 +9,7 @@ import numpy as np
 import optax
 
 from mha_haiku.core import models
-from mha_haiku.training import (
-    devices,
-    evaluation,
-    optimizers,
-    tasks,
-    train_step,
-)
+from mha_haiku.training import devices, evaluation, optimizers, tasks, train_step
 from mha_haiku.training.runs import checkpoints, configuration, folders
 
 # How long a dispatch may take, so that an interruption is noticed in time.
@@ -49,8 +43,7 @@ def averages(
 class Trainer:
     """Takes steps and evaluates; `loop.py` decides when.
 
-    It starts from the arrays of a checkpoint, or else from the seed. A model and an
-    optimizer that a config cannot describe are passed.
+    It starts from the arrays of a checkpoint, or else from the seed.
     """
 
     def __init__(

@@ -147,8 +147,8 @@ class Wrapped(Arrays):
                 raise ValueError(f"{name} must be [B, ...], got shape {x.shape}.")
         places = [sampling.place(row.tobytes()) for row in batch.inputs]
         _, ranks = np.unique(places, return_inverse=True)
-        size = {"sequence_length": batch.inputs.shape[1]}
-        return _task(cls, batch, ranks / (ranks.max() + 1), 0.1, of=of, **size)
+        parts, length = ranks / (ranks.max() + 1), batch.inputs.shape[1]
+        return _task(cls, batch, parts, 0.1, of=of, sequence_length=length)
 
     @property
     def _data(self) -> base.Example:

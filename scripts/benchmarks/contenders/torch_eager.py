@@ -1,14 +1,17 @@
 """PyTorch without compilation: its attention, or nn.Transformer with fused AdamW."""
 
+import json
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+import transformers
 from torch import nn
 
-from mha_haiku.training import optimizers
+import mha_haiku as mh
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
@@ -24,6 +27,8 @@ def prepare(
     torch.manual_seed(0)
     if case == "training":
         return _training(sizes.training_config(), size)
+    if case in ("llama", "train"):
+        return _llama(size, by_torch=case == "llama")
     if core is not None:
         return _core(sizes.CoreSize(**core), case, size)
     return _module(sizes.AttentionSize(**attention or {}), case, size)
@@ -70,7 +75,7 @@ class _EncoderDecoder(nn.Module):
 
 
 def _start(config):
-    """Returns a new model, its optimizer and its schedule."""
+    """Returns a new model and its optimizer; a schedule would take no time."""
     torch.manual_seed(config.seed)
     model = _EncoderDecoder(config)
     optimizer = torch.optim.AdamW(
@@ -80,20 +85,16 @@ def _start(config):
         weight_decay=config.optimizer.weight_decay,
         fused=True,
     )
-    steps, peak = config.training.steps, config.optimizer.learning_rate
-    rates = optimizers.schedule(config.optimizer, steps=steps)(np.arange(steps))
-    factors = (np.asarray(rates) / peak).tolist()
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, factors.__getitem__)
-    return model, optimizer, schedule
+    return model, optimizer
 
 
 def _training(config, steps) -> worker.Program:
-    model, optimizer, schedule = _start(config)
+    model, optimizer = _start(config)
     loss = None
 
     def reset():
-        nonlocal model, optimizer, schedule
-        model, optimizer, schedule = _start(config)
+        nonlocal model, optimizer
+        model, optimizer = _start(config)
 
     def run():
         nonlocal loss
@@ -105,7 +106,6 @@ def _training(config, steps) -> worker.Program:
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
             optimizer.step()
-            schedule.step()
 
     return worker.Program(
         run,
@@ -114,6 +114,27 @@ def _training(config, steps) -> worker.Program:
         facts={"parameters": _count(model)},
         finish=lambda: {"last loss": loss.item()},
     )
+
+
+def _llama(steps, *, by_torch) -> worker.Program:
+    config = transformers.LlamaConfig(8192, 384, 1024, 8, 6)
+    module = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-4)
+    rows = np.random.default_rng(0).integers(0, 8192, (64, 128))
+
+    def train():
+        subject = mh.wrap(module, check=False)
+        run = subject.train(tempfile.mkdtemp(), steps=steps, examples=rows).folder
+        return steps / json.loads(run.summary.read_text())["steps_per_second"]
+
+    def run():
+        for i in range(steps):
+            batch = torch.from_numpy(np.roll(rows, 8 * i, 0)[:8])
+            optimizer.zero_grad()
+            module(batch, labels=batch).loss.backward()
+            optimizer.step()
+
+    return worker.Program(run if by_torch else train, units=steps)
 
 
 def _draw(config):

@@ -185,7 +185,7 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
 
     def observed(pooled):
         observe = dumps._observer(subject, parts_of(subject), pooled)
-        return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
+        return jax.make_jaxpr(observe.__wrapped__)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
     assert jaxprs.largest_array(observed(128)) <= tile < length**2
