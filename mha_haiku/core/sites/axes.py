@@ -119,8 +119,9 @@ class Axes:
         in `seen` were visited before.
         """
         seen = set() if seen is None else seen
-        is_end = step is None or step.value in seen or len(seen) > FARTHEST
-        if is_end or step.value.maker is None:
+        if step is None or step.value.maker is None:
+            return None
+        if step.value in seen or len(seen) > FARTHEST:
             return None
         equation = step.value.maker
         seen.add(step.value)

@@ -294,8 +294,9 @@ class _AttentionSearch:
         """Finds the first variable of the level that has the numbers of a step."""
         while step and step.value.variable is None:
             user, *others = step.value.users or [None]
-            is_form = user and not others and user.name in levels.NEUTRAL
-            step = self.axes.across(user, 0, step) if is_form else None
+            if user is None or others or user.name not in levels.NEUTRAL:
+                return None
+            step = self.axes.across(user, 0, step)
         return step
 
     def sites(self, wanted: dict[str, tuple], groups: all_axes.Groups) -> list[Site]:
