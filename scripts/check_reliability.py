@@ -1,11 +1,11 @@
 """Injects real faults into runs, and prints how many the runs survived.
 
 Run: python scripts/check_reliability.py
-     python scripts/check_reliability.py --quick --only=kills,full_disks
+     python scripts/check_reliability.py --quick --only=kills
 
 Every run is a process that trains configs/reverse.py for 300 steps, with a checkpoint
 every 20; it must end with the same bits as an undisturbed run. The exit status is 1 if
-any fault was not survived. The full disk is a mount in a separate namespace (unshare).
+any fault was not survived.
 """
 
 import json
@@ -17,7 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 # The scripts use each other and experiments/, neither of which is installed.
@@ -44,21 +44,6 @@ config = mh.runs.default_config("reverse").replace(
 summary = mh.runs.train(config, sys.argv[1])
 sys.exit(130 if summary.interrupted else 0)
 """
-# Runs a command on a disk of 4 MiB that is full from step 100 on, for a while or to the
-# end, and once more with room.
-_ON_FULL_DISK = """
-set -e
-disk=$1 is_cleared=$2
-shift 2
-mount -t tmpfs -o size=4m tmpfs "$disk"
-"$@" >/dev/null 2>"$disk.log" & process=$!
-until grep -qs '"step": 100' "$disk/run/metrics.jsonl"; do sleep 0.01; done
-cat /dev/zero >"$disk/ballast" 2>/dev/null || $is_cleared && rm "$disk/ballast"
-wait $process || echo "status $?"
-rm -f "$disk/ballast"
-"$@" >/dev/null
-cp "$disk/run/checkpoints/300/arrays.safetensors" "$disk.arrays"
-"""
 
 
 class Subject:
@@ -84,8 +69,8 @@ class Subject:
         self._count += 1
         return self.folder / f"{self._count:03d}" / "run"
 
-    def start(self, workdir: Path, around: Sequence[str] = ()):
-        """Starts a run on the CPU; `around` is a command that runs another."""
+    def start(self, workdir: Path):
+        """Starts a run on the CPU."""
         environment = {
             "JAX_PLATFORMS": "cpu",
             "JAX_COMPILATION_CACHE_DIR": str(self.folder / "compiled"),
@@ -93,7 +78,7 @@ class Subject:
             "PYTHONPATH": str(_REPOSITORY),
         }
         return subprocess.Popen(
-            [*around, sys.executable, "-c", _TRAIN, workdir],
+            [sys.executable, "-c", _TRAIN, workdir],
             env=os.environ | environment,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -175,31 +160,10 @@ def signals(subject: Subject, count: int, chance: random.Random) -> Outcomes:
             yield subject.after_resuming(workdir)
 
 
-def full_disks(subject: Subject, count: int, chance: random.Random) -> Outcomes:
-    """A small disk fills, for a while or to the end; the run resumes to its bits."""
-    del chance
-    for i in range(count):
-        (disk := subject.new_workdir()).mkdir(parents=True)
-        # A mount in a separate namespace, invisible outside, ends with the process.
-        isolated = ["unshare", "--map-root-user", "--mount", "bash", "-c"]
-        isolated += [_ON_FULL_DISK, "bash", str(disk), ("true", "false")[i % 2]]
-        process = subject.start(disk / "run", around=isolated)
-        output, error = process.communicate(timeout=300)
-        if process.returncode:
-            yield f"status {process.returncode}: {error}"
-            continue
-        told = Path(f"{disk}.log").read_text()
-        is_told = "status" not in output or "No space left on device" in told
-        arrays = Path(f"{disk}.arrays").read_bytes()
-        is_good = is_told and arrays == (subject.reference / _LAST).read_bytes()
-        yield None if is_good else f"{output}: {told}"
-
-
 # Name: title, function, number of faults, and in a quick run.
 _LINES: dict[str, tuple[str, Callable[..., Outcomes], int, int]] = {
     "kills": ("kill -9 at a random moment", kills, 50, 3),
     "signals": ("SIGTERM, SIGINT: under 5 s, no lost step", signals, 20, 2),
-    "full_disks": ("full disk, then room again", full_disks, 4, 2),
 }
 
 

@@ -170,6 +170,7 @@ def _traced_once():
             json.dumps(fields, sort_keys=True, default=repr),
             (task, tuple(placement.devices)),
             (folders.make_model, train_step.gradients),  # which tests replace
+            (options.get("model"), options.get("optimizer")),
         )
 
         def once(make):

@@ -3,7 +3,20 @@
 `python -m mha_haiku` lists them. A file in `experiments/` runs one.
 """
 
-from mha_haiku.commands import generation, workflows  # noqa: F401  (enter commands)
-from mha_haiku.commands.table import choose, command, commands, main, program, run
+import importlib
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["choose", "command", "commands", "main", "program", "run"]
+from mha_haiku.commands.overview import choose
+
+if TYPE_CHECKING:
+    from mha_haiku.commands.table import command, commands, end, main, program, run
+
+__all__ = ["choose", "command", "commands", "end", "main", "program", "run"]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in __all__:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    for commands in ("generation", "workflows"):
+        importlib.import_module(f"{__name__}.{commands}")
+    return getattr(importlib.import_module(f"{__name__}.table"), name)

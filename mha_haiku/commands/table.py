@@ -84,32 +84,7 @@ def tell(result: Any, folder: str | os.PathLike, formats: Sequence[str]) -> None
 
 def main(name: str) -> None:
     """Runs a command with the flags of this process, which it ends."""
-    _end(run([name, *sys.argv[1:]]))
-
-
-def choose(argv: Sequence[str]) -> None:
-    """Runs the command that the first flag names, and ends the process.
-
-    Args:
-      argv: The command line, with the program's name first.
-    """
-    table = commands()
-    if len(argv) < 2 or _HELP.fullmatch(argv[1]):
-        print("python -m mha_haiku COMMAND [FLAGS]; --help shows a command's flags.")
-        names = {id(entry): [] for entry in table.values()}
-        for name, entry in table.items():
-            names[id(entry)].append(name)
-        lines = [(", ".join(aliases), table[aliases[0]]) for aliases in names.values()]
-        width = max(len(listed) for listed, _ in lines)
-        for listed, entry in lines:
-            print(f"  {listed:{width}}  {entry.description.splitlines()[0]}")
-        sys.exit(0)
-    if argv[1] not in table:
-        nearest = checks.nearest(argv[1], table)
-        print(f"error: there is no command {argv[1]!r}.{nearest}", file=sys.stderr)
-        print(f"The commands are {', '.join(table)}.", file=sys.stderr)
-        sys.exit(2)
-    _end(run(argv[1:]))
+    end(run([name, *sys.argv[1:]]))
 
 
 def run(argv: Sequence[str]) -> int:
@@ -204,7 +179,7 @@ def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> st
     return "\n".join(lines)
 
 
-def _end(status: int) -> None:
+def end(status: int) -> None:
     """Ends the process."""
     if status == 130:  # XLA, interrupted while it compiled, may crash as it clears up
         sys.stdout.flush()

@@ -10,7 +10,7 @@ import inspect
 import numbers
 import types
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numpy as np
@@ -72,6 +72,14 @@ def checked(function: _Function) -> _Function:
         return function(*args, **options)
 
     return typing.cast(_Function, call)
+
+
+def parameters_of(function: Callable) -> Mapping[str, inspect.Parameter]:
+    """Returns the parameters of a function by name; any if they are unknown."""
+    try:
+        return inspect.signature(function).parameters
+    except (TypeError, ValueError):  # some built-in functions have none
+        return inspect.signature(lambda *_, **options: options).parameters
 
 
 def check_all(module: dict[str, Any]) -> None:

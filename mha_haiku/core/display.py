@@ -16,9 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
-from jax import core
 
 _MOST_NUMBERS = 8
 _LONGEST = 60
@@ -113,13 +111,17 @@ def count(number: int, noun: str) -> str:
 
 def is_traced(tree: Any) -> bool:
     """Returns whether any array of a pytree is being traced."""
-    return any(isinstance(x, core.Tracer) for x in jax.tree.leaves(tree))
+    import jax.core  # not with the module, so that the package is there at once
+
+    return any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(tree))
 
 
 def is_known(x: Any) -> bool:
     """Returns whether the numbers of an array can be read on this host now."""
+    import jax.core
+
     if not isinstance(x, jax.Array):
         return isinstance(x, np.ndarray | np.generic)
-    if isinstance(x, core.Tracer) or x.is_deleted():
+    if isinstance(x, jax.core.Tracer) or x.is_deleted():
         return False
     return x.is_fully_addressable

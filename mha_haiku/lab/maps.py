@@ -297,7 +297,8 @@ def map_set(
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
-    whole = dataclasses.replace(whole, columns={**whole.columns, **found.columns})
+    columns = {**whole.columns, **found.columns}
+    whole = dataclasses.replace(whole, columns=columns, missing=found.missing)
     return with_why(whole, found.why) if found.why and only is None else whole
 
 

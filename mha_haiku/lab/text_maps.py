@@ -40,6 +40,7 @@ class TextMaps(Sequence):
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     name: str = ""  # of the model, for the title of a page
     columns: Columns = dataclasses.field(default_factory=dict)  # numbers of all heads
+    missing: tuple[tuple[str, str], ...] = ()  # as in a `MapSet`
 
     _repr_html_, show, plot = display.html, display.show, display.plot
 

@@ -10,7 +10,7 @@ key bins, which are single positions in a whole map.
 
 import dataclasses
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -234,7 +234,7 @@ class MapSet:
         return archive.load(path, cls, written_by=command)
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the set, whole or not at all, as `showing.archive` says.
+        """Writes the set, whole or not at all, as `records.archive` does.
 
         Raises:
           ConfigError: If it cannot be written.
@@ -261,12 +261,9 @@ class MapSet:
         """The mean of examples, or None."""
         return next((example for example in self.examples if example.is_mean), None)
 
-    def of_heads(self, names: Collection[str]) -> "MapSet":
-        """Keeps the heads of these names in each layer."""
-        rows = [
-            [h for h, name in enumerate(layer.heads) if name in names]
-            for layer in self.layers
-        ]
+    def of_heads(self, names: Sequence[str]) -> "MapSet":
+        """Keeps the heads of these names in each layer, in their order."""
+        rows = [[x.heads.index(y) for y in names if y in x.heads] for x in self.layers]
         places = [[(i, h) for h in row] for i, row in enumerate(rows)]
         pairs = zip(self.layers, rows, strict=True)
         return dataclasses.replace(

@@ -12,7 +12,7 @@ class Result:
     """The base of answers, which are shown, drawn and written in the same way.
 
     Derived classes define `rows`, or `table` where columns have units. Their figure is
-    registered with `plotting.figure_of`, or a `picture`.
+    registered with `plots.figure_of`, or a `picture`.
 
     Attributes:
       title: What was measured, and how.

@@ -202,9 +202,9 @@ def batches_given(
     where there are any.
     """
     if not isinstance(examples, numbers.Number):
-        needs = is_of_loss(subject)
-        if targets and subject.task is not None:
-            needs = metric_name(subject, metric) != "drift"
+        # A wrapped function may compute a loss without them.
+        needs = targets and subject.task is not None
+        needs = needs and metric_name(subject, metric) != "drift"
         options = {"targets": targets, "required": needs}
         return conversion.batches(subject, examples, **options)
     with checks.user_mistakes():
@@ -235,7 +235,7 @@ def measured(
     if metric is None or not has_task(subject):
         own = subject.metric or heads.metrics.loss
         if own is heads.metrics.loss:
-            _check_targets(subject, next(iter(batches)))
+            own = heads.metrics.Loss(targets_of(subject, next(iter(batches))))
         return heads.Measured(model, own, params, batches)
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
@@ -247,23 +247,45 @@ def measured(
     return heads.Measured(model, function, params, batches)
 
 
-def _check_targets(subject: Subject, batch: tasks.Example) -> None:
-    """Raises ValueError without targets, or if they are next tokens that it sees."""
+def targets_of(subject: Subject, batch: tasks.Example) -> str:
+    """Says what the targets are; ValueError if there are none that can be learned.
+
+    Next tokens are refused where the model sees them.
+    """
     counted = np.asarray(batch.weights) > 0
     if not counted.any():
-        why = "has examples without targets; pass metric= to mh.wrap"
+        why = "has examples without targets; give labels, or pass metric= to mh.wrap"
         refuse(subject, "the loss", why)
     tokens, targets = np.asarray(batch.inputs), np.asarray(batch.targets)
     if batch.decoder_inputs is not None or tokens.shape != targets.shape:
-        return
+        return "the target" if batch.decoder_inputs is not None else "the labels"
     are_next = np.where(counted[:, :-1], tokens[:, 1:] == targets[:, :-1], True).all()
     if are_next and _sees_next(subject, batch):
         refuse(
             subject,
             "the loss of the next token",
             "sees it: its attention is not causal.\nGive labels, as "
-            'examples={"input_ids": ..., "labels": ...}, or pass metric= to mh.wrap',
+            'examples={"input_ids": ..., "labels": ...}, or pass mask_probability=0.15 '
+            "or metric= to mh.wrap",
         )
+    if are_next:
+        return "the next token"
+    return "hidden tokens" if subject.codec.mask_probability else "the labels"
+
+
+def with_loss(subject: Subject, batch: tasks.Example) -> models.Model:
+    """Returns a wrapped model with the loss to train on.
+
+    This is the subject's metric, the loss that a module itself computes from the batch,
+    or the cross-entropy of the targets.
+    """
+    metric = subject.metric or heads.metrics.loss
+    if metric is heads.metrics.loss:
+        run = functools.partial(model_runs.run, subject.model)
+        if jax.eval_shape(run, subject.params, batch).loss is not None:
+            return subject.model._replace(loss=lambda x, _: x.loss)
+        targets_of(subject, batch)
+    return subject.model._replace(loss=lambda x, example: metric(x.logits, example))
 
 
 def _sees_next(subject: Subject, batch: tasks.Example) -> bool:

@@ -13,6 +13,7 @@ from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
+from mha_haiku.training.tasks import tokenization
 
 _SOUND = "input_features"  # a keyword of models of sound, in transformers
 _NO_LABEL = -100  # in transformers, where no target counts
@@ -85,13 +86,26 @@ def batches(
     examples are not changed, and labels stay targets. Only models that know
     lengths get padding: another function gets one text at a time if lengths differ.
     """
+    if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
+        given = list(given)  # it may be gone through only once
+    kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
+    first: Any = given[0] if isinstance(given, list) and given else None
+    if isinstance(first, kinds) or np.ndim(first) > 1:
+        found = (batches(subject, x, targets=targets, required=required) for x in given)
+        return [batch for each in found for batch in each]
     batch, _ = batch_of(subject, given)
     if isinstance(given, tasks.Example):
         return [batch]
-    has_labels = isinstance(given, Mapping) and _has_labels(subject.codec, given)
+    has_labels = isinstance(given, Mapping) and (
+        _has_labels(subject.codec, given)
+        or ("labels" in given and subject.codec.takes_labels)
+    )
     if targets and batch.decoder_inputs is None and not has_labels:
+        hides = subject.codec.mask_probability > 0
         try:
-            batch = _with_next_tokens(subject, batch)
+            batch = (_with_hidden_tokens if hides else _with_next_tokens)(
+                subject, batch
+            )
         except ValueError:
             if required:
                 raise
@@ -145,6 +159,23 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
         raise ValueError("examples must have at least two tokens, to predict the next.")
     next_tokens = np.roll(tokens, -1, 1)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
+
+
+def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
+    """Hides a share of the tokens, at least one of a text, which become the targets."""
+    codec, tokens = subject.codec, np.array(batch.inputs)
+    are_hidden = np.array(model_runs.valid(tokens.shape[1], batch, ""))
+    can_hide = are_hidden & ~np.isin(tokens, codec.special)
+    for row, marks, free in zip(tokens, are_hidden, can_hide, strict=True):
+        # The text is the seed: its hidden tokens are the same in every batch.
+        draws = np.random.default_rng(row[marks]).random(np.sum(free))
+        marks[:] = False
+        marks[free] = draws <= max(codec.mask_probability, draws.min(initial=1))
+    return batch._replace(
+        inputs=np.where(are_hidden, np.int32(codec.mask or 0), tokens),
+        targets=tokens.astype(np.int32),
+        weights=are_hidden.astype(np.float32),
+    )
 
 
 def one(subject: Subject, given: Any) -> tasks.Example:
@@ -241,7 +272,9 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     reads them if its inputs are not given.
     """
     others = {name: np.asarray(x) for name, x in given.items()}
-    labels = others.pop("labels") if _has_labels(codec, given) else None
+    labels = others["labels"] if _has_labels(codec, given) else None
+    if labels is not None and not codec.takes_labels:
+        del others["labels"]
     name = next((name for name in codec.names if name in others), None)
     if name is None:
         names = " or ".join(codec.names)
@@ -382,7 +415,7 @@ def _of_rows(rows: Sequence[Any]) -> tasks.Example:
             "inputs must be an array [B, T, D] if they are features; rows of lists are "
             f"tokens, which are integers, got {other}."
         )
-    tokens, lengths = padded(rows)
+    tokens, lengths = tokenization.padded(rows, dtype=np.int32)
     return example_rows.example(
         tokens, None if (lengths == tokens.shape[1]).all() else lengths
     )
@@ -399,12 +432,3 @@ def lengths(batch: tasks.Example) -> list[int]:
 def rows_of(batch: tasks.Example) -> list[tasks.Example]:
     """Splits a batch on the host into its examples."""
     return [example_rows.taken(batch, i) for i in range(len(batch.inputs))]
-
-
-def padded(rows: Sequence[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fills rows of tokens up with 0, `[B, T]`, and counts their lengths, `[B]`."""
-    lengths = np.array([len(row) for row in rows], np.int32)
-    tokens = np.zeros((len(rows), lengths.max()), np.int32)
-    for row, into in zip(rows, tokens, strict=True):
-        into[: len(row)] = row
-    return tokens, lengths

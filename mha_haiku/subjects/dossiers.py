@@ -1,4 +1,4 @@
-"""What the page of a folder of maps shows: its maps and importance."""
+"""The page of a folder of maps: its maps, and the importance of their heads."""
 
 import contextlib
 import dataclasses

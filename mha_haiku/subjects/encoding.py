@@ -32,7 +32,7 @@ class Codec(NamedTuple):
     label: Callable[[int], str] = str  # of one token
     prompt: Callable[[str], Any] = _no_answer  # without special tokens that end a text
     alone: Callable[[str], Any] = _no_answer  # without any special tokens
-    tokenizer: tokenization.Tokenizer | None = None  # to save, where no task has it
+    tokenizer: Any = None  # to save, where no task has it
     end_tokens: tuple[int, ...] = ()  # those that end a text
     # Of a wrapped model, the keywords of its inputs: the first one present counts.
     names: tuple[str, ...] = ("inputs",)
@@ -44,6 +44,11 @@ class Codec(NamedTuple):
     parameters: tuple[str, ...] = ()  # the arguments that a wrapped function names
     padding: int | None = None  # the token that a decoder reads where no label counts
     predicts_next: bool = True  # whether labels are shifted by one, as in causal models
+    takes_labels: bool = False  # whether a module computes a loss of its own from them
+    fixed: tuple[str, ...] = ()  # names of arrays that are not trained, such as buffers
+    mask: int | None = None  # the token that hides another
+    special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
+    mask_probability: float = 0.0  # share of tokens to hide and predict
     # Where a PyTorch module reads values of inputs; None for another model.
     reads: list[str] | None = None
 
@@ -126,7 +131,10 @@ def of_tokenizer(tokenizer: Any) -> Codec:
     end = getattr(tokenizer, "eos_token_id", None)
     ends = () if end is None else (int(end),)
     label = lambda token: decode([token])  # noqa: E731
-    return Codec(encode, decode, label, encode, alone, end_tokens=ends)
+    codec = Codec(encode, decode, label, encode, alone, tokenizer, ends)
+    special = tuple(getattr(tokenizer, "all_special_ids", ()))
+    mask = getattr(tokenizer, "mask_token_id", None)
+    return codec._replace(mask=mask, special=special)
 
 
 def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
@@ -144,7 +152,8 @@ def _of_ours(tokenizer: tokenization.Tokenizer) -> Codec:
 
     alone = functools.partial(tokenization.encoded, tokenizer)
     codec = Codec(encode, decode, tokenizer.label, prompt, alone, tokenizer)
-    return codec._replace(end_tokens=tokenizer.end_tokens)
+    ends, special = tokenizer.end_tokens, (*tokenizer.before, *tokenizer.after)
+    return codec._replace(end_tokens=ends, mask=tokenizer.mask, special=special)
 
 
 def _without_added_space(

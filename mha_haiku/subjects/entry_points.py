@@ -1,26 +1,23 @@
 """`load`, `train` and `wrap`: a subject from a run, weights, a config or a function."""
 
 import functools
-import inspect
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from mha_haiku import interop
-from mha_haiku.core import checks, models, sites
-from mha_haiku.interop import sources, torch_modules
+from mha_haiku.core import arguments, checks, models, sites
+from mha_haiku.interop import jax_modules, sources, torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.subjects import (
-    computation,
     conversion,
     encoding,
     imported_runs,
     observers,
 )
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, merged
 from mha_haiku.subjects.verbs import dumps
 from mha_haiku.training import tasks
 from mha_haiku.training.runs import configuration, files, folders, loop
@@ -149,22 +146,25 @@ def wrap(
     *,
     metric: heads.Metric | None = None,
     examples: Any = None,
+    mask_probability: float = 0.0,
     name: str = "",
     check: bool = True,
 ) -> Subject:
-    """Wraps any JAX function, or any PyTorch module, as a subject.
+    """Wraps any JAX function, or a module of PyTorch, Flax or Equinox, as a subject.
 
-    A PyTorch module runs in JAX by torchax; its sites are named after its submodules.
-    Its inputs are its first argument, a mapping of its keywords or, for an
-    encoder-decoder of transformers, a pair of source and target. A mapping may call a
-    function's inputs "inputs", whatever their own name. `labels` in a mapping are the
-    targets as in transformers: -100 does not count, and they are shifted by one
-    position if the model predicts the next token, as functions are assumed to do.
+    Sites of a module are named after its submodules. A PyTorch module runs in JAX by
+    torchax; a module of Equinox takes one example, and is mapped over batches. Inputs
+    are its first argument, a mapping of its keywords or, for an encoder-decoder of
+    transformers, a pair of source and target. A mapping may call a function's inputs
+    "inputs", whatever their own name. `labels` in a mapping are the targets as in
+    transformers: -100 does not count, and they are shifted by one position if the model
+    predicts the next token, as functions are assumed to do.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
-        keyword `lengths`, where examples have lengths. Without dropout. Or a
-        `torch.nn.Module`, which is not changed.
+        keyword `lengths`, where examples have lengths, and in training a key `rng`, if
+        it takes one. Or a module of PyTorch, NNX or Equinox, or a bound one of Linen,
+        which is not changed.
       params: Parameters of the function; a module has them itself.
       tokenizer: An object with `encode(text)` and `decode(tokens)`, such as the
         tokenizer of `interop.load` or of transformers; None if inputs are arrays.
@@ -172,6 +172,8 @@ def wrap(
         better. Defaults to the loss of the targets.
       examples: Examples to measure importance and roles on: batches of examples, texts,
         whose next tokens are the targets, or a list of other inputs.
+      mask_probability: Share of the tokens to hide behind the tokenizer's mask token,
+        and to predict instead of the next ones; the same ones each time.
       name: Name of the subject. Defaults to the function's name.
       check: Whether a PyTorch module is run next to its trace, on the first inputs of
         each kind that a verb or `examples` has, and an error is raised where outputs,
@@ -180,7 +182,8 @@ def wrap(
     Raises:
       ConfigError: If function is a PyTorch module, and torchax is missing.
       TypeError: If function is neither, or the tokenizer lacks `encode` or `decode`.
-      ValueError: If parameters are given for a PyTorch module.
+      ValueError: If parameters are given for a module that has its own, or
+        `mask_probability` without a mask token.
 
     Example:
       >>> def f(params, tokens):  # to logits [B, T, C]
@@ -192,12 +195,18 @@ def wrap(
     """
     codec, is_function = encoding.of_tokenizer(tokenizer), callable(function)
     certifier = None
-    if torch_modules.is_module(function):
-        if params is not None:
-            raise ValueError(
-                "params must be None for a torch.nn.Module, which has its own, got "
-                f"{type(params).__name__}; a tokenizer is given by tokenizer=."
-            )
+    checks.share("mask_probability", mask_probability)
+    if mask_probability and codec.mask is None:
+        raise ValueError("mask_probability needs a tokenizer with a mask token.")
+    codec = codec._replace(mask_probability=mask_probability)
+    is_torch, of_jax = torch_modules.is_module(function), jax_modules.convert(function)
+    if params is not None and (is_torch or of_jax):
+        kind = "torch.nn.Module" if is_torch else type(function).__name__
+        raise ValueError(
+            f"params must be None for a {kind}, which has its own, got "
+            f"{type(params).__name__}; a tokenizer is given by tokenizer=."
+        )
+    if is_torch:
         module = torch_modules.convert(function)
         certifier = torch_modules.Certifier(module, is_strict=check)
         function, params = module.function, module.params
@@ -208,11 +217,14 @@ def wrap(
     elif not is_function:
         raise TypeError(
             "function must be a function from parameters and inputs to logits, or a "
-            f"torch.nn.Module, got {type(function).__name__}."
+            f"module of PyTorch, Flax or Equinox, got {type(function).__name__}."
         )
     else:
+        if of_jax:
+            function, params, fixed = of_jax
+            codec = codec._replace(fixed=tuple(fixed))
         codec = codec._replace(names=_names_of_inputs(function))
-    parameters = _parameters(function)
+    parameters = arguments.parameters_of(function)
     has_others = any(x.kind is x.VAR_KEYWORD for x in parameters.values())
     takes_lengths = has_others or "lengths" in parameters
     codec = codec._replace(knows_lengths=takes_lengths, parameters=tuple(parameters))
@@ -226,13 +238,7 @@ def wrap(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
             )
-        whole = jax.tree.map(
-            lambda array, other: other if array is None else array,
-            arrays,
-            params,
-            is_leaf=lambda x: x is None,
-        )
-        return function(whole, inputs, **given)
+        return function(merged(params, arrays), inputs, **given)
 
     model = models.of_function(of_arrays)
     subject = Subject(
@@ -242,40 +248,19 @@ def wrap(
         codec=codec,
         metric=metric or heads.metrics.loss,
         certifier=certifier,
+        module=certifier and certifier.module.original,
     )
     if examples is None:
         return subject
-    single = str | np.ndarray | jax.Array | Mapping | tasks.Example
-    if isinstance(examples, single):
-        examples = [examples]
-    examples = list(examples)  # it may be gone through only once
-    if examples and all(isinstance(x, str) for x in examples):
-        examples = [examples]
-    batches = [batch for given in examples for batch in _batches(subject, given)]
+    batches = conversion.batches(subject, examples, targets=True, required=False)
     return subject.replace(batches=batches)
-
-
-def _batches(subject: Subject, given: Any) -> list[tasks.Example]:
-    """Makes batches of examples of inputs; tokens have the next ones as targets."""
-    first = conversion.batches(subject, given, targets=False)[0].inputs
-    are_tokens = first.ndim == 2 and np.issubdtype(first.dtype, np.integer)
-    required = are_tokens and computation.is_of_loss(subject)
-    return conversion.batches(subject, given, targets=are_tokens, required=required)
-
-
-def _parameters(function: Callable) -> Mapping[str, inspect.Parameter]:
-    """Returns the parameters of a function by name; any if they are not known."""
-    try:
-        return inspect.signature(function).parameters
-    except (TypeError, ValueError):  # some built-in functions have none
-        return inspect.signature(lambda *_, **given: given).parameters
 
 
 def _names_of_inputs(function: Callable) -> tuple[str, ...]:
     """Lists what a mapping may call the inputs, which come after the parameters."""
     by_place = [
         name
-        for name, x in _parameters(function).items()
+        for name, x in arguments.parameters_of(function).items()
         if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
     ]
     return tuple(dict.fromkeys(["inputs", *by_place[1:2]]))

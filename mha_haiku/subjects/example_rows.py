@@ -45,24 +45,34 @@ def first(batches: Sequence[tasks.Example], count: int) -> list[tasks.Example]:
     return [*batches[:last], taken(batches[last], slice(kept))]
 
 
-def joined(batches: Sequence[tasks.Example]) -> tasks.Example:
-    """Makes one batch of several, whose examples must be alike."""
+def joined(batches: Sequence[tasks.Example], *, fills: bool = False) -> tasks.Example:
+    """Makes one batch of several, whose examples must be alike.
+
+    Or it `fills` shorter ones with zeros, and labels with -100, which do not count.
+    """
     counts = [len(batch.inputs) for batch in batches]
     unlike = ValueError(
         "examples must be of one length, with equal settings, to be in one batch; "
         "batches has each."
     )
     shapes = [jax.tree.map(lambda x: np.shape(x)[1:], batch) for batch in batches]
-    if any(shape != shapes[0] for shape in shapes):
+    if not fills and any(shape != shapes[0] for shape in shapes):
         raise unlike
 
-    def join(*parts: Any) -> Any:
+    def join(path: tuple, *parts: Any) -> Any:
         pairs = zip(parts, counts, strict=True)
         if all(np.ndim(x) and len(x) == count for x, count in pairs):
-            return np.concatenate(parts)
+            longest = np.max([np.array(x.shape[1:], int) for x in parts], 0)
+            value = -100 if "labels" in str(path[-1]) else 0
+
+            def filled(x: Any) -> np.ndarray:
+                ends = np.append(0, longest - np.array(x.shape[1:], int))
+                return np.pad(x, np.stack([0 * ends, ends], 1), constant_values=value)
+
+            return np.concatenate(list(map(filled, parts)))
         # Without an axis of examples.
         if not all(np.array_equal(x, parts[0]) for x in parts):
             raise unlike
         return parts[0]
 
-    return jax.tree.map(join, *batches)
+    return jax.tree_util.tree_map_with_path(join, *batches)

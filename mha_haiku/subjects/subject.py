@@ -62,6 +62,10 @@ class Subject:
     # Examples to measure a wrapped function on; default to the task's held-out ones.
     batches: Sequence[tasks.Example] | None = None
     certifier: torch_modules.Certifier | None = None  # of a PyTorch module
+    module: Any = None  # of PyTorch, with the same names of parameters
+    # Of a pruned function: makes parameters of the whole one, with zeros; its size.
+    filled: Callable[[Any], Any] | None = None
+    saving: str = ""
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
@@ -69,7 +73,7 @@ class Subject:
     folder: folders.Folder | None = None  # of a run on disk
     placement: devices.Sharded | None = None  # None for one device
     progress: Callable[..., Iterator] = progress.over  # wraps an iterable
-    # What `programs.once` has made; subjects made of one another share it.
+    # What `computation.once` has made; subjects made of one another share it.
     cache: dict[Any, Any] = dataclasses.field(default_factory=dict)
 
     @classmethod
@@ -121,7 +125,7 @@ class Subject:
         from mha_haiku.subjects.verbs.pruned_models import prune
         from mha_haiku.subjects.verbs.quality import metrics
         from mha_haiku.subjects.verbs.rollouts import rollout
-        from mha_haiku.subjects.verbs.saved_models import save, train
+        from mha_haiku.subjects.verbs.saved_models import save
         from mha_haiku.subjects.verbs.values import (
             check,
             lens,
@@ -132,6 +136,7 @@ class Subject:
             show,
             sites,
         )
+        from mha_haiku.subjects.verbs.wrapped_runs import train
 
     def __repr__(self) -> str:
         count = sum(x.size for x in jax.tree.leaves(self.params))
@@ -139,7 +144,8 @@ class Subject:
         torch = "" if self.certifier is None else f", {self.certifier}"
         torch += ", a program per input" if self.codec.reads else ""
         return (
-            f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters{torch})"
+            f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters"
+            f"{self.saving}{torch})"
         )
 
     @property
@@ -261,6 +267,11 @@ def check_parameters(subject: Subject, verb: str) -> None:
         refuse(subject, verb, "has edits, which are not parameters")
 
 
+def merged(params: Any, others: Any) -> Any:
+    """Replaces the leaves of a tree that are not None in another."""
+    return jax.tree.map(lambda x, y: x if y is None else y, params, others)
+
+
 class Part(NamedTuple):
     """An attention part, and its heads."""
 
@@ -275,6 +286,12 @@ class Part(NamedTuple):
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
 
+def some_inputs(subject: Subject) -> tasks.Example:
+    """Returns a batch to trace a model on: of its own, or of eight tokens."""
+    batches = subject.batches
+    return batches[0] if batches else example_rows.some_tokens(subject.codec)
+
+
 def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]:
     """Lists the attention parts of a model; a function is traced to find them.
 
@@ -284,13 +301,11 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
     if model.config is not None:
         known = models.heads_of_layers(model.config)
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
-    if batch is None and subject.batches:
-        batch = subject.batches[0]
-    arguments = model, subject.params, batch or example_rows.some_tokens(subject.codec)
+    arguments = model, subject.params, batch or some_inputs(subject)
     try:
         counts = model_runs.parts(*arguments)
     except Exception as error:
-        if batch is not None:
+        if batch is not None or subject.batches:
             raise
         reason = " ".join(str(error).split())
         why = f"cannot be traced on tokens ({reason}).\nPass examples to mh.wrap"

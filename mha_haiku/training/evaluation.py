@@ -70,4 +70,5 @@ def means(sums: losses.Sums) -> dict[str, float]:
     return {
         name: float(total) / float(count) if count else float("nan")
         for name, (total, count) in parts.items()
+        if name != "accuracy" or not np.isnan(total)  # of another loss
     }

@@ -3,6 +3,8 @@
 `steps` are the steps of the whole run.
 """
 
+import fnmatch
+from collections.abc import Hashable
 from typing import Any
 
 import jax
@@ -12,7 +14,7 @@ import optax
 from mha_haiku.core import checks, fields, models, modules
 from mha_haiku.core.fields import Section, field
 
-OPTIMIZERS = ("adamw", "sgd")
+OPTIMIZERS = ("adamw", "sgd", "optax")  # the last is an object from Python
 
 
 class OptimizerConfig(Section, path="config.optimizer"):
@@ -50,8 +52,8 @@ class OptimizerConfig(Section, path="config.optimizer"):
     )
     frozen: str = field(
         "",
-        "modules that are not trained, with commas between, such as "
-        "embedding,encoder/layer_0 (encoder: all its layers); empty: none",
+        "modules or parameters that are not trained, with commas between, such as "
+        "embedding,encoder/layer_0 (encoder: all its layers) or *bias; empty: none",
     )
 
 
@@ -73,8 +75,10 @@ def schedule(config: OptimizerConfig, *, steps: int) -> optax.Schedule:
     return optax.join_schedules([rise, decay], [warmup_steps])
 
 
-def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
-    """Makes the optimizer that the config describes.
+def make(
+    config: OptimizerConfig, *, steps: int, own: Any = None
+) -> optax.GradientTransformation:
+    """Makes the optimizer that the config describes, or freezes parameters for `own`.
 
     Weight decay applies to parameters with at least two axes per layer: not to biases,
     nor to the scales and offsets of norms. Frozen parameters do not change and have no
@@ -83,7 +87,11 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
     Source: AdamW: Loshchilov and Hutter 2019, https://arxiv.org/abs/1711.05101.
     """
     learning_rate = schedule(config, steps=steps)
-    if config.name == "sgd":
+    if own is not None:
+        optimizer = own
+    elif config.name == "optax":
+        raise checks.ConfigError("config.optimizer.name 'optax' needs optimizer=.")
+    elif config.name == "sgd":
         optimizer = optax.chain(
             optax.trace(config.momentum) if config.momentum else optax.identity(),
             optax.add_decayed_weights(config.weight_decay, is_decayed),
@@ -97,14 +105,12 @@ def make(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation
             weight_decay=config.weight_decay,
             mask=is_decayed,
         )
-    if config.clip_norm is not None:
+    if config.clip_norm is not None and own is None:
         optimizer = optax.chain(optax.clip_by_global_norm(config.clip_norm), optimizer)
     if not config.frozen:
         return optimizer
-    return optax.partition(
-        {True: optax.set_to_zero(), False: optimizer},
-        lambda params: are_frozen(config, params),
-    )
+    parts: dict[Hashable, Any] = {True: optax.set_to_zero(), False: optimizer}
+    return optax.partition(parts, lambda params: are_frozen(config, params))
 
 
 def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model:
@@ -124,39 +130,39 @@ def without_frozen(model: models.Model, config: OptimizerConfig) -> models.Model
 
 
 def are_frozen(config: OptimizerConfig, params: Any) -> Any:
-    """Makes a tree like `params`, True where `config.frozen` names the module.
+    """Makes a tree like `params`, True where a pattern of `config.frozen` fits.
 
-    ConfigError if a name is not a module, or no parameter is left to train.
+    It fits a module, all that is in it, or one parameter. ConfigError if a pattern fits
+    nothing, or no parameter is left to train.
     """
-    names = [name.strip().strip("/") for name in config.frozen.split(",")]
-
-    def is_in(module: str, name: str) -> bool:
-        return f"{module}/".startswith(f"{name}/")
-
-    for name in names:
-        if not any(is_in(module, name) for module in params):
-            shown = sorted({"/".join(module.split("/")[:2]) for module in params})
+    names = [
+        jax.tree_util.keystr(path, simple=True, separator="/").replace(".", "/")
+        for path, _ in jax.tree.leaves_with_path(params)
+    ]
+    frozen = np.zeros(len(names), bool)
+    for pattern in config.frozen.split(","):
+        inside = f"{pattern.strip().strip('/').replace('.', '/')}/*"
+        fits = [fnmatch.fnmatchcase(f"{name}/", inside) for name in names]
+        if not any(fits):
+            cut = {"/".join(name.split("/")[:-1][:2]) or name for name in names}
             raise checks.ConfigError(
                 "config.optimizer.frozen must name modules of the model, got "
-                f"{name!r}.\nIt has {', '.join(shown)}."
+                f"{pattern.strip()!r}.\nIt has {checks.listed(sorted(cut), 8)}."
             )
-    frozen = {
-        module: dict.fromkeys(leaves, any(is_in(module, name) for name in names))
-        for module, leaves in params.items()
-    }
-    if all(jax.tree.leaves(frozen)):
+        frozen |= fits
+    if frozen.all():
         raise checks.ConfigError(
             "config.optimizer.frozen must leave parameters to train, got "
             f"{config.frozen!r}, which freezes all."
         )
-    return frozen
+    return jax.tree.unflatten(jax.tree.structure(params), frozen.tolist())
 
 
 def is_decayed(params: Any) -> Any:
     """Makes a tree like `params`, True where weight decay applies."""
 
     def decayed(path: tuple, leaf: jax.Array | np.ndarray) -> bool:
-        in_stack = any(modules.is_stacked(key.key) for key in path)
+        in_stack = any(modules.is_stacked(str(key)) for key in path)
         return leaf.ndim - in_stack > 1  # without the axis of the layers
 
     return jax.tree_util.tree_map_with_path(decayed, params)

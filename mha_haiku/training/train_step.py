@@ -86,6 +86,10 @@ def loss_sums(
     inputs = given.pop("inputs")
     output = model.apply(params, rng, inputs, **given, is_training=is_training)
     logits: Any = output.logits  # never None: see `configuration.validate_for_task`
+    if model.loss is not None:
+        value = model.loss(output, example).astype(jnp.float32)
+        weights = example.weights.reshape(len(example.weights), -1).sum(1)
+        return losses.Sums((value * weights).sum(), jnp.float32(jnp.nan), weights.sum())
     correct, targets = task.correct(logits, example), (example.targets, example.weights)
     return losses.sums(logits, *targets, correct, counts_exact=task.counts_exact)
 

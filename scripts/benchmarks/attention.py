@@ -111,11 +111,7 @@ def _module(case, is_quick) -> list[command.Duel]:
     )
     contenders = tuple(
         command.contender(
-            name,
-            module,
-            case=direction,
-            size=calls,
-            attention=size._asdict(),
+            name, module, case=direction, size=calls, attention=size._asdict()
         )
         for name, module in _LIBRARIES.items()
     )

@@ -1,7 +1,8 @@
-"""Compares training steps: ours with PyTorch's, and `mh.monitor` with without it.
+"""Compares training steps: ours and of a wrapped module with PyTorch's, and monitored.
 
 Run: python scripts/benchmarks/training.py --case=translation
      python scripts/benchmarks/training.py --case=monitor
+     python scripts/benchmarks/training.py --case=wrapped --rounds=3
 
 Contenders build the same model, with as many parameters, and take turns in separate
 processes; ratios are of times, so that below 1 is faster than the base. Needs
@@ -20,17 +21,10 @@ from scripts.benchmarks.contenders import sizes  # noqa: E402
 
 
 def _translation(case, is_quick) -> list[command.Duel]:
-    config, steps = sizes.training_config(), 2
-    model = config.model
-    title = (
-        f"{case}: a training step of an encoder-decoder; batch "
-        f"{config.training.batch_size}, source {config.task.max_length}, target "
-        f"{config.task.max_length + 1}, width {model.model_size}, layers "
-        f"{model.num_layers} + {model.num_layers}, heads {model.attention.num_heads}, "
-        f"feed-forward {model.feed_forward.hidden_size}; {steps} steps a sample"
-    )
+    size = ", ".join(f"{x.removeprefix('config.')} {y}" for x, y in sizes.TRANSLATION)
+    title = f"{case}: a training step of an encoder-decoder, 2 a sample; {size}"
     contenders = tuple(
-        command.contender(name, module, case="training", size=steps)
+        command.contender(name, module, case="training", size=2)
         for name, module in (("ours", "ours"), ("torch", "torch_eager"))
     )
     promise = results.Promise("ours", 1.1, "torch")
@@ -49,7 +43,15 @@ def _monitor(case, is_quick) -> list[command.Duel]:
     return [command.Duel(case, title, "call", contenders, ("plain",), (promise,))]
 
 
-CASES = {"translation": _translation, "monitor": _monitor}
+def _wrapped(case, is_quick) -> list[command.Duel]:
+    options, cases = {"size": 2 if is_quick else 6}, ("train", "llama")
+    of = tuple(command.contender(x, "torch_eager", case=x, **options) for x in cases)
+    title = f"{case}: a step of `train` on a Llama of 20 million parameters, 8 x 128"
+    promise = results.Promise("train", 1.2, "llama")
+    return [command.Duel(case, title, "step", of, ("llama",), (promise,))]
+
+
+CASES = {"translation": _translation, "monitor": _monitor, "wrapped": _wrapped}
 
 # Takes argv; returns the exit status.
 run = command.command(CASES, __doc__)

@@ -117,12 +117,7 @@ def test_induction_configs_differ_in_layers_alone():
                 "frequencies": [1.0, 0.0],
                 "scale": 2.0,
             },
-            "attention": {
-                "num_heads": 2,
-                "key_size": 4,
-                "window": 3,
-                "qk_norm": True,
-            },
+            "attention": {"num_heads": 2, "key_size": 4, "window": 3, "qk_norm": True},
             "feed_forward": {"activation": "geglu_tanh"},
             "norm": {"kind": "rms_norm"},
             "output": {"tied": True, "with_bias": False},
@@ -157,10 +152,7 @@ _IN_READMES = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "path",
-    [path for path in _CONFIGS if path not in _IN_READMES],
-)
+@pytest.mark.parametrize("path", [path for path in _CONFIGS if path not in _IN_READMES])
 def test_config_trains_two_steps(path, tmp_path):
     config = config_files.load(path).replace(
         model=dict(num_layers=1)

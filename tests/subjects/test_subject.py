@@ -407,8 +407,8 @@ def test_a_classifier_reads_texts_with_its_own_tokenizer(case, least, tmp_path):
 
 
 _REFUSALS = {
-    "prune": (lambda x: x.prune(), "prune is not for 'by hand', which has no task"),
-    "save": (lambda x: x.save("folder"), "save is not for 'by hand', which is a func"),
+    "prune": (lambda x: x.ablated(0, 1).prune(), "prune is not for .* has edits"),
+    "save": (lambda x: x.ablated(0, 1).save("folder"), "save is not for .* has edits"),
     "examples": (
         lambda x: x.replace(batches=None).examples(2),
         "pass examples to mh.wrap",

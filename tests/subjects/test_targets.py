@@ -90,6 +90,34 @@ def test_labels_of_a_model_that_sees_all_tokens_are_measured(params):
     assert np.isfinite(found).all()
 
 
+class _Letters:
+    mask_token_id, all_special_ids = 0, (0, 1)
+
+    def encode(self, text):
+        return [ord(x) % V for x in text]
+
+    def decode(self, tokens):
+        return "".join(chr(97 + token) for token in tokens)
+
+
+def test_hidden_tokens_are_a_share_of_each_text_the_same_in_every_batch(params):
+    subject = mh.wrap(seeing, params, _Letters(), mask_probability=0.3)
+    tokens = np.random.default_rng(0).integers(1, V, (50, 20))
+    (batch,) = subject.measured(tokens).batches
+    hidden = batch.weights > 0
+    assert 0.25 < hidden[tokens > 1].mean() < 0.35
+    assert hidden.any(1).all() and not hidden[tokens == 1].any()
+    np.testing.assert_array_equal(batch.inputs, np.where(hidden, 0, tokens))
+    alone = subject.measured(tokens[7:8]).batches[0].inputs
+    np.testing.assert_array_equal(alone, batch.inputs[7:8])
+    losses = mh.heads.metrics.loss(seeing(params, batch.inputs), batch)
+    wanted = (losses * hidden.sum(1)).sum() / hidden.sum()
+    np.testing.assert_allclose(subject.metrics(examples=tokens)["loss"], wanted, 1e-5)
+    assert "loss of hidden tokens" in subject.importance("ablation", tokens).first.label
+    with pytest.raises(ValueError, match="needs a tokenizer with a mask token"):
+        mh.wrap(seeing, params, mask_probability=0.3)
+
+
 def test_every_table_of_importance_names_its_metric_and_unit(params):
     def spread(logits, _):
         return logits.std((1, 2))
@@ -101,20 +129,13 @@ def test_every_table_of_importance_names_its_metric_and_unit(params):
         return column.unit, column.label
 
     change = "change of the {} when the head is ablated"
-    assert of(mh.wrap(causal, params)) == ("nats", change.format("loss"))
+    next_token = change.format("loss of the next token")
+    assert of(mh.wrap(causal, params)) == ("nats", next_token)
     found = of(mh.wrap(causal, params, metric=spread))
     assert found == ("units of spread", change.format("spread"))
     mistakes = mh.heads.metrics.mistakes()
     found = of(mh.wrap(causal, params, metric=mistakes))
     assert found == ("share of right answers", change.format("accuracy"))
-
-
-class _Letters:
-    def encode(self, text):
-        return [ord(x) % V for x in text]
-
-    def decode(self, tokens):
-        return "".join(chr(97 + token) for token in tokens)
 
 
 def test_maps_of_two_texts_are_not_compared_under_the_tokens_of_one(params):

@@ -145,11 +145,11 @@ CALLS = {
     "look": lambda s, x, y, n, out: s.look(x, ["*/heads"]),
     "maps": lambda s, x, y, n, out: s.maps(x),
     "measured": lambda s, x, y, n, out: s.measured(n),
-    "metrics": lambda s, x, y, n, out: s.metrics(),
+    "metrics": lambda s, x, y, n, out: s.metrics(examples=None if s.task else n),
     "patch": lambda s, x, y, n, out: s.patch(x, y, answers=(1, 2)),
     "paths": lambda s, x, y, n, out: s.paths(x, y, answers=(1, 2)),
     "plot": lambda s, x, y, n, out: s.plot(x),
-    "prune": lambda s, x, y, n, out: s.prune(0.5),
+    "prune": lambda s, x, y, n, out: s.prune(0.5, examples=n),
     "reads": lambda s, x, y, n, out: s.reads(n),
     "roles": lambda s, x, y, n, out: s.roles(n),
     "rollout": lambda s, x, y, n, out: s.rollout(x),
@@ -159,7 +159,9 @@ CALLS = {
     "statistics": lambda s, x, y, n, out: s.statistics(n),
     "strongest": lambda s, x, y, n, out: s.strongest(0, 0, n),
     "sweep": lambda s, x, y, n, out: s.sweep(keep=0.5),
-    "train": lambda s, x, y, n, out: s.train(out, steps=1),
+    "train": lambda s, x, y, n, out: s.train(
+        out, steps=1, **{} if s.task else {"examples": n}
+    ),
     "why": lambda s, x, y, n, out: s.why(x, layer=0, head=0, query=1),
     "writes": lambda s, x, y, n, out: s.writes(x, layer=0, head=0),
 }

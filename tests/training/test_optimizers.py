@@ -30,8 +30,7 @@ def _config(**fields):
 
 
 @pytest.mark.parametrize(
-    ("step", "rate"),
-    [(0, 0), (1, 0.2), (4, 0.8), (8, 0.5), (12, 0.2), (50, 0.2)],
+    ("step", "rate"), [(0, 0), (1, 0.2), (4, 0.8), (8, 0.5), (12, 0.2), (50, 0.2)]
 )
 def test_schedule_rises_then_falls_along_a_cosine(step, rate):
     schedule = optimizers.schedule(_config(), steps=13)

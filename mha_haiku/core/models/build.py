@@ -20,6 +20,7 @@ import numpy as np
 from jax import Array
 
 from mha_haiku.core import (
+    arguments,
     attention,
     checks,
     display,
@@ -103,6 +104,7 @@ class Model(NamedTuple):
       config: The config it was built from; None if `build` did not make it.
       edits: The changes made by `edited`, in order.
       num_classes: C, as it was built; None if `build` did not make it.
+      loss: From an `Output` and a batch, `[B]` or their mean; None: cross-entropy.
 
     Example:
       >>> model
@@ -120,6 +122,7 @@ class Model(NamedTuple):
     config: architecture.ModelConfig | None = None
     edits: "tuple[_Edits, ...]" = ()
     num_classes: int | None = None
+    loss: Callable[[Output, Any], Array] | None = None
 
     def __repr__(self) -> str:
         return f"Model({self.description or 'init, apply'})"
@@ -251,7 +254,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
 
     Its attention is what `mh.sites` finds in it; everything in `heads` that needs no
     config works with it. The function goes from parameters and inputs `[B, T, ...]` to
-    logits, without dropout; if examples have lengths, it takes `lengths` by keyword.
+    logits, or to an `Output`; if examples have lengths, it takes `lengths` by keyword.
+    A function with dropout takes a key by keyword, `rng=None`, which training passes.
 
     Example:
       >>> def attend(params, inputs):
@@ -263,6 +267,7 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
       (2, 5, 3)
     """
     run = programs.kept(sites.blockwise(function))
+    takes_rng = "rng" in arguments.parameters_of(function)
 
     def apply(
         params: Any,
@@ -272,14 +277,12 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
         is_training: bool = False,
         **options,
     ) -> Output:
-        if rng is not None or is_training:
-            raise ValueError(
-                "rng and is_training must be omitted: the model is a function without "
-                "dropout."
-            )
         options = {name: x for name, x in options.items() if x is not None}
+        if is_training and takes_rng:
+            options["rng"] = rng
         params = site_primitive.mark_parameters(params)
-        return Output(run(params, inputs, **options), ())
+        found = run(params, inputs, **options)
+        return found if isinstance(found, Output) else Output(found, ())
 
     init: Any = None  # nothing makes its parameters
     return Model(init, apply, description=getattr(function, "__name__", "a function"))

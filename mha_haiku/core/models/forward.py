@@ -63,6 +63,8 @@ class Output(NamedTuple):
     # The output of the last norm, `[B, T, D]` float32, before any pooling; for an
     # encoder-decoder the output of the decoder.
     output: Array | None = None
+    # `[]`, the loss that a wrapped module computed from labels among its inputs.
+    loss: Array | None = None
 
     def __repr__(self) -> str:
         return display.record(self)

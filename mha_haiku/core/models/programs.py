@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 
 from mha_haiku.core.sites import jaxprs, traces
 
@@ -24,8 +25,8 @@ def kept(function: Callable) -> Callable:
         leaves, structure = jax.tree.flatten((args, kwargs))
         arrays = [x for x in leaves if traces.is_array(x)]
         kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
-        options = jax.config.jax_enable_x64, jax.config.jax_default_matmul_precision
-        key = structure, options, *kinds
+        options = ("jax_enable_x64", "jax_default_matmul_precision")
+        key = structure, *(getattr(jax.config, name) for name in options), *kinds
         try:
             program = programs.get(key)
         except TypeError:  # an argument cannot be hashed

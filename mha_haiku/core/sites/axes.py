@@ -119,11 +119,11 @@ class Axes:
         in `seen` were visited before.
         """
         seen = set() if seen is None else seen
-        if step is None or step.value.maker is None:
-            return None
-        if step.value in seen or len(seen) > FARTHEST:
+        if step is None or step.value in seen or len(seen) > FARTHEST:
             return None
         equation = step.value.maker
+        if equation is None:
+            return None
         seen.add(step.value)
         result = goal(equation, step)
         if result is not None:

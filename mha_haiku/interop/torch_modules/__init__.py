@@ -7,6 +7,7 @@ in any JAX function.
 from mha_haiku.interop.torch_modules.certificate import Certificate, Certifier
 from mha_haiku.interop.torch_modules.conversion import TorchModule, convert, is_module
 from mha_haiku.interop.torch_modules.host_values import ReadsInputsError, bound
+from mha_haiku.interop.torch_modules.module_files import save, smaller
 from mha_haiku.interop.torch_modules.pretrained import load
 
 __all__ = [
@@ -18,4 +19,6 @@ __all__ = [
     "convert",
     "is_module",
     "load",
+    "save",
+    "smaller",
 ]

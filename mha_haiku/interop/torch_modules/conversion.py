@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from mha_haiku.core import models
 from mha_haiku.core.models import programs
 from mha_haiku.interop.torch_modules import (
     attention_function,
@@ -31,14 +32,16 @@ _UNREADABLE = (
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
 FIRST = "output"  # among a module's outputs: the logits, or else the first one
+# What may be its loss, if it is a single number.
+_LOSSES = ("['loss']", ".loss", "[0]", FIRST)
 
 
 class TorchModule(NamedTuple):
     """A PyTorch module as a JAX function."""
 
     # A function of params and inputs `[B, ...]`, by keyword `lengths`,
-    # `decoder_inputs`, `decoder_lengths` and other arguments of the module; returns its
-    # first result.
+    # `decoder_inputs`, `decoder_lengths`, in training `rng`, and other arguments of the
+    # module; returns an `Output`, of its first result, and its loss if it computes one.
     function: Callable[..., Any]
     params: dict[str, jax.Array]  # and buffers, by the names that the module gives them
     name: str  # of the class
@@ -59,6 +62,8 @@ class TorchModule(NamedTuple):
     end_tokens: tuple[int, ...]  # those that end a text
     # Of the tables of input_ids and decoder_input_ids, None where there is none.
     num_tokens: tuple[int | None, int | None]
+    takes_labels: bool  # by keyword, for a loss of its own
+    fixed: tuple[str, ...]  # names of arrays that are not trained, such as buffers
     reads: list[str]  # where the module reads values of inputs, once that is known
 
 
@@ -89,6 +94,7 @@ def convert(module: Any) -> TorchModule:
     changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
     kind = type(module).__name__
+    trained = {name for name, x in module.named_parameters() if x.requires_grad}
     params, function = _as_function(module, torch_environment)
     traced = programs.kept(function)
 
@@ -126,16 +132,22 @@ def convert(module: Any) -> TorchModule:
         params: Mapping[str, jax.Array],
         *inputs: Any,
         read: Callable[[Any], Any] | None = None,
+        rng: jax.Array | None = None,
         **given: Any,
     ) -> Any:
-        whole = dict(params), *arguments(*inputs, **given)
+        whole = dict(params), *arguments(*inputs, **given), rng
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             return traced(*whole) if read is None else function(*whole, read)
 
-    def forward(params: Mapping[str, jax.Array], *inputs: Any, **given: Any) -> Any:
-        return run(params, *inputs, **given)[FIRST]
+    def forward(
+        params: Mapping[str, jax.Array], *inputs: Any, rng: Any = None, **given: Any
+    ) -> Any:
+        outputs = run(params, *inputs, rng=rng, **given)
+        named = (outputs[x] for x in _LOSSES if x in outputs)
+        loss = next((x for x in named if not x.ndim), None)
+        return models.Output(outputs[FIRST], (), loss=loss)
 
     forward.__name__ = f"{kind} of PyTorch"
     configs = "config", "generation_config"
@@ -155,6 +167,8 @@ def convert(module: Any) -> TorchModule:
         module_facts.max_length(module) if main == _TOKENS else None,
         module_facts.end_tokens(of_text or of_model),
         (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
+        "labels" in known,
+        tuple(params.keys() - trained),
         [],
     )
 
@@ -177,9 +191,9 @@ def _as_function(
 ) -> tuple[dict[str, jax.Array], Callable[..., Any]]:
     """Returns a module's tensors by name, and the module as a function.
 
-    The function takes tensors, arguments, keywords, and what reads the result. Tensors
-    are parameters and buffers, each once, and attributes. What a module computes, such
-    as a parametrized weight, is none.
+    The function takes tensors, arguments, keywords, a key of training mode or None, and
+    what reads the result. Tensors are parameters and buffers, each once, and
+    attributes. What a module computes, such as a parametrized weight, is none.
     """
     import torch  # pyright: ignore[reportMissingImports]
 
@@ -195,14 +209,17 @@ def _as_function(
     fixed = {name: x for name, x in tensors.items() if x.dtype in constant}
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
-    def traced(params: Any, args: tuple, given: dict, read: Any = tensors_of) -> Any:
+    def traced(
+        params: Any, args: tuple, given: dict, rng: Any, read: Any = tensors_of
+    ) -> Any:
+        module.train(rng is not None)  # a copy, which only this function runs
         tensor, is_host = (
             functools.partial(_tensor, torch_environment),
             host_values.is_host,
         )
         inputs = jax.tree.map(tensor, (args, given), is_leaf=is_host)
         try:
-            with torch_environment.running(), attention_function.replaced():
+            with torch_environment.running(rng), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
                 every |= torch_environment.j2t_iso(dict(params))
                 results = torch.func.functional_call(module, every, *inputs)
@@ -252,7 +269,7 @@ def first_of(output: Any) -> Any:
     """Takes the logits out of a module's result, or else its first output.
 
     Dataclasses and named tuples are searched by field name, as mappings are; None is
-    skipped.
+    skipped, and a single number, such as a loss, where there is more.
     """
     if hasattr(output, "_asdict"):
         output = output._asdict()
@@ -263,7 +280,9 @@ def first_of(output: Any) -> Any:
     if not isinstance(output, Mapping):
         return output
     values = {name: x for name, x in output.items() if x is not None}
-    return first_of(values.get("logits", next(iter(values.values()), None)))
+    arrays = [x for x in values.values() if getattr(x, "ndim", 1)]
+    first = next(iter(arrays or values.values()), None)
+    return first_of(values.get("logits", first))
 
 
 def tensors_of(output: Any) -> dict[str, Any]:

@@ -137,10 +137,11 @@ class Environment(torchax.tensor.Environment):
             self.override_op_definition(function, override)
 
     @contextlib.contextmanager
-    def running(self) -> Iterator[None]:
+    def running(self, rng: jax.Array | None = None) -> Iterator[None]:
         """Enters a context in which a module can be called on tensors of JAX.
 
-        Random numbers are the same in each; torch's own generator is restored.
+        Random numbers follow the key, or are the same in each; torch's own generator is
+        restored.
         """
         swapped, apply = environment.swapped, functools.partial(_apply, self)
         with (
@@ -158,7 +159,7 @@ class Environment(torchax.tensor.Environment):
             torch.random.fork_rng(devices=[]),
             torch.inference_mode(False),
             torch.enable_grad(),
-            self.override_property(prng=jax.random.key(0)),
+            self.override_property(prng=jax.random.key(0) if rng is None else rng),
             self,
         ):
             torch.default_generator.manual_seed(0)

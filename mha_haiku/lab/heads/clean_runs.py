@@ -34,7 +34,7 @@ class Clean(NamedTuple):
     example: tasks.Example
     run: Callable[[edits.Edits], Array]  # from edits to the metric `[B]`
     before: Array  # the metric without edits
-    # The outputs `[B, T, H, V]` of P parts, by their sites; see `running.by_example`.
+    # The outputs `[B, T, H, V]` of P parts, by site; see `model_runs.by_example`.
     heads: dict[str, Array]
     values: Sequence[Array | None]  # what ablated heads pass on, see `edits.gated`
     streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack

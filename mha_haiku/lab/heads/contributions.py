@@ -137,7 +137,7 @@ def _lens(
 ) -> tuple[Array, Array]:
     """Returns the logits of all streams, and the logits of the model."""
     model = model_runs.shown(model)
-    # In the order of the program: `running.look` sorts by the kind of attention.
+    # In the order of the program: `model_runs.look` sorts by the kind of attention.
     run = functools.partial(model_runs.run, model)
     look = model_runs.looking(run, ["stream"], example, strict=False)
     output, streams = look(params, example)

@@ -5,7 +5,7 @@ B batch, T positions, C classes. `logits` are `[B, T, C]` for an answer per posi
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +34,8 @@ def named(metric: Metric) -> tuple[str, str]:
       >>> mh.heads.metrics.named(mh.heads.metrics.loss)
       ('loss', 'nats')
     """
+    if isinstance(metric, Loss):
+        return f"loss of {metric.of}", _UNITS["loss"]
     name = getattr(metric, "__name__", "")
     if not name.isidentifier():  # a lambda or an object
         return "metric", "units of the metric"
@@ -45,6 +47,15 @@ def loss(logits: Array, example: tasks.Example) -> Array:
     """Computes the mean cross-entropy of each example's targets, `[B]` nats."""
     entropies = losses.cross_entropy(jnp.asarray(logits), example.targets)
     return _mean(jnp.where(example.weights > 0, entropies, 0), example.weights)
+
+
+class Loss(NamedTuple):
+    """The metric `loss`, with a name for its targets."""
+
+    of: str  # such as "the next token"
+
+    def __call__(self, logits: Array, example: tasks.Example) -> Array:
+        return loss(logits, example)
 
 
 def mistakes(correct: Correct | None = None) -> Metric:

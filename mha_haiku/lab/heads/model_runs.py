@@ -117,10 +117,13 @@ def jit(function: Callable) -> Callable:
     kind = "xla_cpu_experimental_ynn_fusion_type"
     is_cpu = jax.default_backend() == "cpu"
     options = {kind: "LIBRARY_FUSION_TYPE_INDIVIDUAL_DOT"} if is_cpu else {}
-    compiled = jax.jit(function, compiler_options=options)
+    compiled: Any = jax.jit(function, compiler_options=options)
+    inside = jax.jit(function)  # a program of a caller, which has the options
 
     @functools.wraps(function)
     def run(*args: Any) -> Any:
+        if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(args)):
+            return inside(*args)
         if compiled._cache_size() >= _MOST_SHAPES:
             compiled.clear_cache()
         return compiled(*args)

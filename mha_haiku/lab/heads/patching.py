@@ -266,7 +266,7 @@ def over_pairs(
 def both(
     model: models.Model, params: Any, one: Example, other: Example, at: Sequence[str]
 ) -> list[tuple[Any, dict[str, Array]]]:
-    """Applies `running.look` to two batches; the model is compiled once."""
+    """Applies `model_runs.look` to two batches; the model is compiled once."""
     look = lambda x: model_runs.look(model, params, x, at, strict=False)  # noqa: E731
     results = jax.lax.map(look, jax.tree.map(lambda *x: jnp.stack(x), one, other))
     return [jax.tree.map(lambda x, i=i: x[i], results) for i in range(2)]

@@ -46,7 +46,7 @@ def prune(
       [(45, 26), (45, 13)]
     """
     before = models.heads_of_layers(config)
-    keep = _names(keep, before)
+    keep = kept_names(keep, before)
     params, config = _looped(params, config)
     pruned = config.replace(
         attention=dict(key_size=models.key_size(config), kept_heads=keep)
@@ -78,7 +78,7 @@ def open_gates(
       [array([1., 0.], dtype=float32), array([1., 1.], dtype=float32)]
     """
     layers = models.heads_of_layers(config)
-    pairs = zip(layers, _names(keep, layers), strict=True)
+    pairs = zip(layers, kept_names(keep, layers), strict=True)
     return [np.isin(layer.names, kept).astype(np.float32) for layer, kept in pairs]
 
 
@@ -159,9 +159,8 @@ def _indices(row: Sequence[int] | np.ndarray) -> list[int]:
     return sorted(np.flatnonzero(row).tolist() if row.dtype == bool else row.tolist())
 
 
-def _names(
-    keep: Sequence[Sequence[int]], layers: Sequence[models.LayerHeads]
-) -> list[list[int]]:
+def kept_names(keep: Sequence[Sequence[int]], layers: Sequence[Any]) -> list[list[int]]:
+    """Lists the heads to keep in each layer, or raises ValueError."""
     if len(keep) != len(layers):
         wanted = f"an entry for each of the {len(layers)} layers"
         raise ValueError(f"keep must have {wanted}, got {len(keep)}.")
@@ -169,7 +168,7 @@ def _names(
     for names, layer in zip(result, layers, strict=True):
         if set(names) - set(layer.names) or len(set(names)) < len(names):
             raise ValueError(
-                f"{layer.label} must keep some of its heads {list(layer.names)}, each "
-                f"once, got {names}."
+                f"layer {layer.address} must keep some of its heads "
+                f"{list(layer.names)}, each once, got {names}."
             )
     return result

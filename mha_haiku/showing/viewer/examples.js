@@ -37,7 +37,7 @@ function examplesPanel() {
     }));
     return make(
       'tr', '', {}, make('td', shownWeight(weight)), make('td', '', {}, go),
-      make('td', before.length ? `${before.join(' ')} ` : '', { className: 'said-before' }, make('b', word(queries, query))),
+      make('td', before.length ? `${before.join(' ')} ` : '', { className: 'said-before' }, make('strong', word(queries, query))),
     );
   }
 

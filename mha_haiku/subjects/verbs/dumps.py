@@ -194,7 +194,7 @@ def measured(
     if importance and jax.process_count() == 1:
         one = examples_at or functools.partial(computation.held_out, alone)
         found = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
-        columns = records.Heads("", layers_of(parts), found).at(whole.layers)
+        columns = records.Heads("", layers_of(parts), found or {}).at(whole.layers)
         whole = dataclasses.replace(whole, columns={**whole.columns, **columns})
     # Heads are named by their index in the unpruned layer, also in a pruned one.
     return whole if heads is None else whole.of_heads([*map(str, wanted)])

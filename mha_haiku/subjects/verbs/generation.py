@@ -19,6 +19,7 @@ from mha_haiku.lab.heads import model_runs
 from mha_haiku.subjects import computation, conversion, example_rows, imported_runs
 from mha_haiku.subjects.subject import RunSubject, Subject, check_task, refuse, verb
 from mha_haiku.training.runs import configuration, folders
+from mha_haiku.training.tasks import tokenization
 
 _logger = logging.getLogger("mha_haiku")
 
@@ -115,7 +116,7 @@ def _decoded(
 ) -> Iterator[list[str]]:
     """Yields the parts of B texts after encoded prompts or sources."""
     task: Any = subject.task  # with a start token, where it answers
-    rows, lengths = conversion.padded(encoded)
+    rows, lengths = tokenization.padded(encoded, dtype=np.int32)
     longest = rows.shape[1] if kind == "prompt" else 1
     inputs: dict[str, Any] = {"prompts": rows, "lengths": lengths}
     if kind == "source":  # of one shape for all sources, so that one program is made

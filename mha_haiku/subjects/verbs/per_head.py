@@ -252,14 +252,18 @@ def importance(
     )
 
 
-def quick_importance(subject: Subject, inputs: Any) -> dict[str, Column]:
-    """Measures ablation on a text or a batch, if that takes seconds; {} otherwise."""
+def quick_importance(subject: Subject, inputs: Any) -> dict[str, Column] | None:
+    """Measures ablation on a text or a batch; None if that takes more than seconds.
+
+    It is {} if the inputs have no targets, which the subject's metric needs.
+    """
     batch, _ = conversion.batch_of(subject, inputs)
     count = sum(len(part.names) for part in parts_of(subject, batch))
     size = sum(x.size for x in jax.tree.leaves(subject.params))
-    if 2 * size * count * np.size(batch.inputs) > _QUICK:
-        return {}
-    with contextlib.suppress(ValueError):  # without targets there is no loss
+    is_long = np.shape(batch.inputs)[1] > maps.WHOLE  # attention is quadratic there
+    if is_long or 2 * size * count * np.size(batch.inputs) > _QUICK:
+        return None
+    with contextlib.suppress(ValueError):
         subject = subject.replace(progress=computation.silent)
         column = importance(subject, "ablation", inputs).first
         count = display.count(len(batch.inputs), "example")

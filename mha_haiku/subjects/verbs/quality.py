@@ -3,25 +3,58 @@
 N examples, D width of the vectors of sentences.
 """
 
+from collections.abc import Iterable
+from typing import Any
+
 import jax
 import numpy as np
 
 from mha_haiku.lab import heads
-from mha_haiku.subjects import computation
-from mha_haiku.subjects.subject import RunSubject, Subject, check_task, verb
-from mha_haiku.training import devices, evaluation, tasks
+from mha_haiku.subjects import computation, example_rows
+from mha_haiku.subjects.subject import (
+    EXAMPLES,
+    RunSubject,
+    Subject,
+    check_task,
+    has_task,
+    verb,
+)
+from mha_haiku.training import evaluation, losses, tasks, train_step
+from mha_haiku.training.tasks import own_data
 
 
 @verb
-def metrics(subject: Subject, whole: Subject | None = None) -> dict[str, float]:
-    """Measures loss and accuracy on held-out examples, over all queries.
+def metrics(
+    subject: Subject, whole: Subject | None = None, *, examples: Any = None
+) -> dict[str, float]:
+    """Measures loss and accuracy on held-out or other examples, over all queries.
 
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
-    the share of examples whose nearest other example stays the same.
+    the share of examples whose nearest other example stays the same. A wrapped model
+    has its metric, the loss that its module computes, or the loss of the targets.
+
+    Other examples are as in `importance`; a wrapped model may have its own.
     """
-    subject = check_task(subject, "metrics")
-    vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
-    return held_out(subject, vectors)
+    if has_task(subject) and examples is None:
+        vectors = None if whole is None else vectors_of(check_task(whole, "metrics"))
+        return held_out(subject, vectors)
+    examples = (subject.batches or EXAMPLES) if examples is None else examples
+    batches = computation.batches_of(subject, examples)
+    if has_task(subject):
+        return _means(subject, batches)
+    model = computation.with_loss(subject, next(iter(batches)))
+    batches = map(own_data.with_weights, batches)
+    return _means(subject.replace(model=model, task=tasks.Wrapped), batches)
+
+
+def _means(subject: Any, batches: Iterable[tasks.Example]) -> dict[str, float]:
+    @jax.jit
+    def sums(params: Any, batch: tasks.Example) -> losses.Sums:
+        given = subject.model, subject.task, params, None, batch
+        return train_step.loss_sums(*given, is_training=False)
+
+    parts = [sums(subject.params, batch) for batch in batches]
+    return evaluation.means(jax.tree.map(lambda *x: sum(x), *parts))
 
 
 def held_out(
@@ -41,25 +74,18 @@ def held_out(
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
         return {"drift": float(drifts.mean()), "neighbours": same}
-    training = subject.config.training
-    placement = devices.Replicas(jax.local_devices()[:1])
-    program = evaluation.make_evaluation(
-        subject.model,
-        subject.task,
-        num_examples=training.evaluation_examples,
-        batch_size=training.batch_size,
-        placement=placement,
-    )
-    params, data = placement.put((subject.params, subject.task.held_out_data))
-    sums = program(params, data, np.uint32(subject.config.seed))
-    return evaluation.means(placement.fetch(sums))
+    return _means(subject, example_rows.first(*_batches(subject)))
 
 
 def vectors_of(subject: RunSubject) -> np.ndarray | None:
     """Returns mean-pooled outputs of held-out examples, `[N, D]`; None with targets."""
     if "loss" in subject.task.metrics:
         return None
+    batches, count = _batches(subject)
+    return heads.drift.vectors(subject.model, subject.params, batches)[:count]
+
+
+def _batches(subject: RunSubject) -> tuple[list[tasks.Example], int]:
     training = subject.config.training
     count = training.evaluation_examples
-    batches = computation.Batches(subject, count, training.batch_size)
-    return heads.drift.vectors(subject.model, subject.params, batches)[:count]
+    return list(computation.Batches(subject, count, training.batch_size)), count

@@ -132,14 +132,19 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
 
 @verb
 def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) -> Any:
-    """Shows the page of `maps` of inputs, by default of held-out examples."""
+    """Shows the page of `maps` of inputs, by default of held-out examples.
+
+    It has the importance of heads for these inputs if that takes seconds.
+    """
     if inputs is None and subject.task is not None:
         return display.show(subject, **options)
     if inputs is None:
         refuse(subject, "show", "has no task; give inputs")
     columns = per_head.quick_importance(subject, inputs)
     found = maps(subject, inputs, why=why)
-    return dataclasses.replace(found, columns=columns).show(**options)
+    missing = (("importance", "subject.importance(examples=[text])"),)
+    found = dataclasses.replace(found, missing=missing if columns is None else ())
+    return dataclasses.replace(found, columns=columns or {}).show(**options)
 
 
 @verb

@@ -117,6 +117,12 @@ class RunConfig(Section, path="config"):
             changes[key] = section.replace(**{**kept, **changes.get(key, {})})
         return super().replace(**changes)
 
+    def to_json(self) -> dict[str, Any]:
+        """Returns all values; without a model that they do not describe."""
+        values = super().to_json()
+        is_wrapped = self.task.name == tasks.Wrapped.name
+        return {x: y for x, y in values.items() if x != "model" or not is_wrapped}
+
 
 def default_config(task: str | tasks.Task = "reverse") -> RunConfig:
     """Makes the config of a run with the default of every field.

@@ -143,6 +143,10 @@ def load_run(
             raise ConfigError(
                 f"There is no run in {folder.root}: it has no config.json."
             )
+        if config.task.name == tasks.Wrapped.name:
+            how = "cannot make again.\nThe same call of train opens it"
+            trained = f"{folder.root} trained {config.task.of}"
+            raise ConfigError(f"The run in {trained}, which it {how}.")
         stored = checkpoints.read(folder.checkpoints, step)
         return {
             "config": config.to_json(),

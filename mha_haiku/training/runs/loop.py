@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import optax
 
-from mha_haiku.core import checks
+from mha_haiku.core import checks, models
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import tasks
 from mha_haiku.training.devices import cluster
@@ -83,6 +84,8 @@ def train(
     override_config: bool = False,
     observers: Sequence[Observer] = (),
     devices: Sequence[jax.Device] | None = None,  # pyright: ignore[reportInvalidTypeForm]
+    model: models.Model | None = None,
+    optimizer: optax.GradientTransformation | None = None,
 ) -> Summary:
     """Trains a model, or resumes the run in `workdir`; returns its summary.json.
 
@@ -98,6 +101,8 @@ def train(
         differs from the run's.
       observers: Observers of the run; the same on all processes.
       devices: The devices that divide the work. Defaults to all of all processes.
+      model: The model of a folder from `folders.write_run`, not `config.model`.
+      optimizer: The optimizer of a config whose `optimizer.name` is "optax".
 
     Raises:
       ConfigError: If the config, the folder or both together are not usable.
@@ -132,8 +137,12 @@ def train(
             return Summary(**content["summary"])
         placement = configuration.make_placement(config, devices)
         task = _make_task(config, content, kept, override_config)
+        if model is None:
+            configuration.validate_for_task(config, task)
         progress.say(f"{task.name}: compiling")
-        trainer = trainers.Trainer(config, task, placement, arrays=content["arrays"])
+        given: Any = {"model": model, "optimizer": optimizer}
+        given["arrays"] = content["arrays"]
+        trainer = trainers.Trainer(config, task, placement, **given)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
         observers = [observer for observer in observers if observer.every]
@@ -251,7 +260,6 @@ def _make_task(
         kept = passed
     task = configuration.make_task(config, kept)
     _ = task.train_data  # read now, so that errors in a text show before it compiles
-    configuration.validate_for_task(config, task)
     return task
 
 
@@ -294,7 +302,8 @@ class _Record:
     def report(self, metrics: dict[str, float]) -> None:
         step, rate = self._trainer.step, self._trainer.learning_rate()
         now, steps = time.perf_counter(), self._trainer.config.training.steps
-        more = {"learning_rate": rate, "seconds": round(now - self._began, 3)}
+        more = {} if rate is None else {"learning_rate": rate}
+        more["seconds"] = round(now - self._began, 3)
         self._log.append({"step": step, **metrics, **more})
         share = (step - self._start) / (steps - self._start)
         task = self._trainer.task

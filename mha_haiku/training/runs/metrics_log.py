@@ -29,8 +29,9 @@ def lines_of(
     """Yields the lines that show a report: of training with `times`, and held-out."""
     rate = f"{metrics.get('examples_per_second', 0):,.0f} examples/s"
     if "loss" in metrics:
-        loss, accuracy = metrics["loss"], metrics["accuracy"]
-        yield f"loss {loss:.4f}, accuracy {accuracy:.3f}, {rate}, {times}"
+        accuracy = metrics.get("accuracy")  # of targets, where there are any
+        shown = "" if accuracy is None else f", accuracy {accuracy:.3f}"
+        yield f"loss {metrics['loss']:.4f}{shown}, {rate}, {times}"
     held_out = []
     for name in ("exact_match", "accuracy", "loss"):
         if (value := metrics.get(f"held_out_{name}")) is not None:

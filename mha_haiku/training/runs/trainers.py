@@ -6,14 +6,10 @@ from collections.abc import Sequence
 
 import jax
 import numpy as np
+import optax
 
-from mha_haiku.training import (
-    devices,
-    evaluation,
-    optimizers,
-    tasks,
-    train_step,
-)
+from mha_haiku.core import models
+from mha_haiku.training import devices, evaluation, optimizers, tasks, train_step
 from mha_haiku.training.runs import checkpoints, configuration, folders
 
 # How long a dispatch may take, so that an interruption is noticed in time.
@@ -57,12 +53,16 @@ class Trainer:
         placement: devices.Placement,
         *,
         arrays: checkpoints.Arrays | None = None,
+        model: models.Model | None = None,
+        optimizer: optax.GradientTransformation | None = None,
     ):
         began = time.perf_counter()
         training = config.training
         self.config, self.task, self.placement = config, task, placement
-        model = folders.make_model(config.model, task, placement)
-        transformation = optimizers.make(config.optimizer, steps=training.steps)
+        model = model or folders.make_model(config.model, task, placement)
+        transformation = optimizers.make(
+            config.optimizer, steps=training.steps, own=optimizer
+        )
         dispatch = train_step.make_dispatch(
             optimizers.without_frozen(model, config.optimizer),
             task,
@@ -153,6 +153,8 @@ class Trainer:
             metrics |= {f"held_out_{name}": value for name, value in means.items()}
         return metrics
 
-    def learning_rate(self) -> float:
-        """Computes the learning rate of the last step."""
+    def learning_rate(self) -> float | None:
+        """Computes the learning rate of the last step, if the config says it."""
+        if self.config.optimizer.name == "optax":
+            return None
         return float(self._schedule(np.int32(max(self.step - 1, 0))))

@@ -13,7 +13,7 @@ from mha_haiku.training.tasks import (
     uniform_tasks,
 )
 from mha_haiku.training.tasks.base import Example, Kept, Task, batch
-from mha_haiku.training.tasks.own_data import from_arrays, from_examples
+from mha_haiku.training.tasks.own_data import Wrapped, from_arrays, from_examples
 from mha_haiku.training.tasks.task_files import (
     check,
     digest,
@@ -24,6 +24,7 @@ __all__ = [
     "Example",
     "Kept",
     "Task",
+    "Wrapped",
     "batch",
     "check",
     "digest",

@@ -6,9 +6,10 @@ keeps the data in its folder, so that it is read and resumed like any other.
 
 import dataclasses
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any, ClassVar
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -22,6 +23,7 @@ from mha_haiku.training.tasks import (
 )
 
 _PLACES = "places"
+_OTHERS = "others."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -127,7 +129,43 @@ class TextPairs(_Held, sequence_to_sequence.TextPairsTask):
         return self._data.targets.shape[1]
 
 
-TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs)}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Wrapped(Arrays):
+    """Examples of a wrapped function or module, whose loss is the only metric."""
+
+    name: ClassVar[str] = "wrapped"
+    metrics: ClassVar[tuple[str, ...]] = ("loss",)
+    baseline: ClassVar[dict[str, float]] = {}
+    of: str = fields.field("", "the function or module that is trained")
+
+    @classmethod
+    def of_batch(cls, batch: base.Example, of: str) -> "Wrapped":
+        """Makes the task; equal inputs are in the same part, at least one held out."""
+        batch = jax.tree.map(np.asarray, with_weights(batch))
+        for name, x in (batch.others or {}).items():
+            if x.shape[:1] != (len(batch.inputs),):
+                raise ValueError(f"{name} must be [B, ...], got shape {x.shape}.")
+        places = [sampling.place(row.tobytes()) for row in batch.inputs]
+        _, ranks = np.unique(places, return_inverse=True)
+        parts, length = ranks / (ranks.max() + 1), batch.inputs.shape[1]
+        return _task(cls, batch, parts, 0.1, of=of, sequence_length=length)
+
+    @property
+    def _data(self) -> base.Example:
+        arrays = self._arrays.items()
+        others = {x.removeprefix(_OTHERS): y for x, y in arrays if _OTHERS in x}
+        return super()._data._replace(others=others or None)
+
+
+TASKS = {task.name: task for task in (Arrays, NextTokens, Labels, TextPairs, Wrapped)}
+
+
+def with_weights(batch: base.Example) -> base.Example:
+    """Makes each example count, if a batch has no targets, for another loss."""
+    if np.any(batch.weights):
+        return batch
+    targets = np.zeros(len(batch.inputs), np.int32)
+    return batch._replace(targets=targets, weights=1 + targets.astype(np.float32))
 
 
 def from_arrays(
@@ -277,12 +315,14 @@ def from_examples(
 def _task(
     kind: type[_Held],
     data: base.Example | sequence_to_sequence.Pairs,
-    places: list[float],
+    places: Sequence[float] | np.ndarray,
     held_out_fraction: float,
     stored: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     arrays = {name: x for name, x in data._asdict().items() if x is not None}
+    others = arrays.pop("others", {}).items()
+    arrays |= {f"{_OTHERS}{name}": x for name, x in others}
     arrays[_PLACES] = np.array(places)
     kept = base.Kept(json.dumps(stored) if stored else "", None, arrays)
     options |= {"held_out_fraction": held_out_fraction, "sha256": base.digest(kept)}

@@ -356,7 +356,7 @@ def library() -> Any:
 
 
 def padded(
-    rows: Sequence[Sequence[int]], length: int | None = None, dtype: Any = np.int16
+    rows: Sequence[Any], length: int | None = None, dtype: Any = np.int16
 ) -> tuple[np.ndarray, np.ndarray]:
     """Pads rows of tokens with 0 to `[N, length]`; also returns their lengths `[N]`.
 

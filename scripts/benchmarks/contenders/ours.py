@@ -17,9 +17,7 @@ from scripts.benchmarks.contenders import jax_programs, sizes
 
 
 def prepare(
-    case: str,
-    size: int,
-    attention: Mapping[str, Any] | None = None,
+    case: str, size: int, attention: Mapping[str, Any] | None = None
 ) -> worker.Program:
     """Prepares what is measured in a case."""
     if case == "training":

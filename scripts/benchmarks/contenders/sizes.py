@@ -6,7 +6,7 @@ from mha_haiku import runs
 from mha_haiku.commands import config_files
 
 # A source of 63 tokens to a target of as many and an end token; no length varies.
-_TRANSLATION = [
+TRANSLATION = [
     ("config.task.name", "reverse_seq2seq"),
     ("config.task.min_length", "63"),
     ("config.task.max_length", "63"),
@@ -52,4 +52,4 @@ class CoreSize(NamedTuple):
 
 def training_config() -> runs.RunConfig:
     """Returns the config of an encoder-decoder that reverses sequences."""
-    return config_files.override(config_files.load("configs/reverse.py"), _TRANSLATION)
+    return config_files.override(config_files.load("configs/reverse.py"), TRANSLATION)

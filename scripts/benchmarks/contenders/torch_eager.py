@@ -1,13 +1,17 @@
 """PyTorch without compilation: its attention, or nn.Transformer with fused AdamW."""
 
-import math
+import json
 import os
+import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+import transformers
 from torch import nn
 
+import mha_haiku as mh
 from scripts.benchmarks import worker
 from scripts.benchmarks.contenders import sizes
 
@@ -23,6 +27,8 @@ def prepare(
     torch.manual_seed(0)
     if case == "training":
         return _training(sizes.training_config(), size)
+    if case in ("llama", "train"):
+        return _llama(size, by_torch=case == "llama")
     if core is not None:
         return _core(sizes.CoreSize(**core), case, size)
     return _module(sizes.AttentionSize(**attention or {}), case, size)
@@ -69,7 +75,7 @@ class _EncoderDecoder(nn.Module):
 
 
 def _start(config):
-    """Returns a new model, its optimizer and its schedule."""
+    """Returns a new model and its optimizer; a schedule would take no time."""
     torch.manual_seed(config.seed)
     model = _EncoderDecoder(config)
     optimizer = torch.optim.AdamW(
@@ -79,19 +85,16 @@ def _start(config):
         weight_decay=config.optimizer.weight_decay,
         fused=True,
     )
-    schedule = torch.optim.lr_scheduler.LambdaLR(
-        optimizer, lambda step: _learning_rate_factor(config, step)
-    )
-    return model, optimizer, schedule
+    return model, optimizer
 
 
 def _training(config, steps) -> worker.Program:
-    model, optimizer, schedule = _start(config)
+    model, optimizer = _start(config)
     loss = None
 
     def reset():
-        nonlocal model, optimizer, schedule
-        model, optimizer, schedule = _start(config)
+        nonlocal model, optimizer
+        model, optimizer = _start(config)
 
     def run():
         nonlocal loss
@@ -103,7 +106,6 @@ def _training(config, steps) -> worker.Program:
             loss.backward()
             nn.utils.clip_grad_norm_(model.parameters(), config.optimizer.clip_norm)
             optimizer.step()
-            schedule.step()
 
     return worker.Program(
         run,
@@ -114,6 +116,27 @@ def _training(config, steps) -> worker.Program:
     )
 
 
+def _llama(steps, *, by_torch) -> worker.Program:
+    config = transformers.LlamaConfig(8192, 384, 1024, 8, 6)
+    module = transformers.LlamaForCausalLM(config)
+    optimizer = torch.optim.AdamW(module.parameters(), 1e-4)
+    rows = np.random.default_rng(0).integers(0, 8192, (64, 128))
+
+    def train():
+        subject = mh.wrap(module, check=False)
+        run = subject.train(tempfile.mkdtemp(), steps=steps, examples=rows).folder
+        return steps / json.loads(run.summary.read_text())["steps_per_second"]
+
+    def run():
+        for i in range(steps):
+            batch = torch.from_numpy(np.roll(rows, 8 * i, 0)[:8])
+            optimizer.zero_grad()
+            module(batch, labels=batch).loss.backward()
+            optimizer.step()
+
+    return worker.Program(run if by_torch else train, units=steps)
+
+
 def _draw(config):
     """Returns what the model reads, source and target, and the targets."""
     count, size = config.task.num_tokens, config.training.batch_size
@@ -121,16 +144,6 @@ def _draw(config):
     start, end = (torch.full((size, 1), count + i) for i in (0, 1))
     target = torch.cat([start, source.flip(1), end], 1)
     return (source, target[:, :-1]), target[:, 1:]
-
-
-def _learning_rate_factor(config, step) -> float:
-    """Returns the share of the highest learning rate: warm-up, then half a cosine."""
-    warmup, end = config.optimizer.warmup_steps, config.training.steps
-    if step < warmup:
-        return step / warmup
-    progress = min(1.0, (step - warmup) / (end - warmup))
-    last = config.optimizer.final_learning_rate_fraction
-    return last + (1 - last) * 0.5 * (1 + math.cos(math.pi * progress))
 
 
 def _module(size, case, calls) -> worker.Program:

@@ -28,10 +28,7 @@ def example(task, number):
     raise AssertionError(number)
 
 
-WORDS = {
-    34: "thirty-four",
-    121: "one hundred and twenty-one",
-}
+WORDS = {34: "thirty-four", 121: "one hundred and twenty-one"}
 
 
 def looks_at(task, example, matrix):

@@ -184,8 +184,8 @@ def test_of_a_long_input_no_matrix_is_made(make_config):
     example = evaluation.held_out_batch(loaded.task, 3, (), jnp.arange(1))
 
     def observed(pooled):
-        observe = dumps._observer(subject, parts_of(subject), [[0], [0]], pooled)
-        return jax.make_jaxpr(observe)(loaded.params, example).jaxpr
+        observe = dumps._observer(subject, parts_of(subject), pooled)
+        return jax.make_jaxpr(observe.__wrapped__)(loaded.params, example).jaxpr
 
     tile = 512 * 1024
     assert jaxprs.largest_array(observed(128)) <= tile < length**2

@@ -15,10 +15,7 @@ _PARAMS = {
     "encoder/layer_0/attention/linear": {"w": np.ones((8, 6)), "b": np.ones(6)},
     "encoder/layer_0/feed_forward/hidden": {"w": np.ones((6, 12)), "b": np.ones(12)},
     "encoder/layer_0/feed_forward/output": {"w": np.ones((12, 6)), "b": np.ones(6)},
-    "encoder/layer_0/attention": {
-        "smear": np.ones(2),
-        "sinks": np.ones(4),
-    },
+    "encoder/layer_0/attention": {"smear": np.ones(2), "sinks": np.ones(4)},
     "encoder/layer_0/attention/head_gate": {"w": np.ones((6, 4))},
     "encoder/layer_0/attention/key_norm": {"scale": np.ones(6)},
     "encoder/layer_0/norm_1": {"scale": np.ones(6)},

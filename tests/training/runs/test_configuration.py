@@ -43,11 +43,7 @@ def test_good_config_passes(make_config):
         ),
         ("training__steps", 0, "config.training.steps must be"),
         ("training__steps", 2.5, "config.training.steps must be"),
-        (
-            "training__batch_size",
-            10,
-            "multiple of the 4 devices that share it, got 10",
-        ),
+        ("training__batch_size", 10, "multiple of the 4 devices that share it, got 10"),
         ("training__steps_per_dispatch", -4, "config.training.steps_per_dispatch must"),
         ("training__report_every", 0, "config.training.report_every must be"),
         ("attention__examples", 0, "config.attention.examples must be"),

@@ -10,12 +10,7 @@ import pytest
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.training import optimizers, train_step
-from mha_haiku.training.runs import (
-    checkpoints,
-    configuration,
-    files,
-    folders,
-)
+from mha_haiku.training.runs import checkpoints, configuration, files, folders
 from tests import tiny_runs
 
 

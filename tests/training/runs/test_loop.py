@@ -9,12 +9,7 @@ import pytest
 
 from mha_haiku import runs
 from mha_haiku.core.checks import ConfigError
-from mha_haiku.training.runs import (
-    checkpoints,
-    folders,
-    metrics_log,
-    trainers,
-)
+from mha_haiku.training.runs import checkpoints, folders, metrics_log, trainers
 from tests.training.runs import faults
 
 

@@ -30,11 +30,7 @@ OPTIONS = {
     "modular_addition": {"modulus": 7, "train_fraction": 0.6},
     "parity": {"sequence_length": 5},
     "digits_anomaly": {"sequence_length": 6, "held_out_fraction": 0.2},
-    "masked_language_model": {
-        "sequence_length": 19,
-        "tokenizer": "characters",
-        **DATA,
-    },
+    "masked_language_model": {"sequence_length": 19, "tokenizer": "characters", **DATA},
     "language_model": {"sequence_length": 19, "tokenizer": "bpe", **DATA},
 }
 # Tasks with targets; `sentences` has separate tests.

@@ -80,11 +80,7 @@ MADE = {"word": word_pieces, "sentence": sentence_pieces, "byte": byte_pairs}
 
 @pytest.mark.parametrize(
     ("kind", "before", "after", "mask"),
-    [
-        ("word", (2,), (3,), 4),
-        ("sentence", (1,), (), None),
-        ("byte", (), (), None),
-    ],
+    [("word", (2,), (3,), 4), ("sentence", (1,), (), None), ("byte", (), (), None)],
 )
 def test_special_tokens_stand_around_a_text_and_not_in_it(kind, before, after, mask):
     tokenizer = tokenization.Pretrained(MADE[kind]())

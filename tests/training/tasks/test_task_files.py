@@ -116,10 +116,7 @@ def test_options_of_a_file_are_its_dataclass_fields():
         ([".:Step"], "'.' cannot be read: Is a directory"),
         (["mine.py:Stp"], "mine.py has no class 'Stp'. Did you mean 'Step'?"),
         (["mine.py:"], "mine.py has no class ''"),
-        (
-            ["mine.py:class_by_mistake"],
-            "must be a subclass of mha_haiku.tasks.Task",
-        ),
+        (["mine.py:class_by_mistake"], "must be a subclass of mha_haiku.tasks.Task"),
         (["mine.py:NoTask"], "must be a subclass of mha_haiku.tasks.Task"),
         (["mine.py:Plain"], "must be a frozen dataclass"),
         (["mine.py:Half"], "mine.py:Half must have num_classes, baseline"),
