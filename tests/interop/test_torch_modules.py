@@ -397,7 +397,6 @@ def test_loss_of_labels_is_that_of_torch(name):
         row = {name: torch.as_tensor(x[i : i + 1]) for name, x in given.items()}
         wanted.append(model(**row).loss.item())
     subject = mh.wrap(model, examples=given)
-    assert not subject.batches[0].others
     for examples in (B, given):
         measured = subject.measured(examples)
         (batch,) = measured.batches
