@@ -158,7 +158,8 @@ def wrap(
     transformers, a pair of source and target. A mapping may call a function's inputs
     "inputs", whatever their own name. `labels` in a mapping are the targets as in
     transformers: -100 does not count, and they are shifted by one position if the model
-    predicts the next token, as functions are assumed to do.
+    predicts the next token, as functions are assumed to do. A function is traced once
+    for each kind of inputs, as by `jax.jit`.
 
     Args:
       function: A function from parameters and inputs `[B, T, ...]` to logits; also by
