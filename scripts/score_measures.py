@@ -2,10 +2,10 @@
 
 Run: python scripts/score_measures.py --results=score_measures.jsonl
 
-The models are compiled from programs, of seven kinds (`mh.rasp.KINDS`): plain, with
-redundant heads, with backup heads, with decoys, with noise in all weights, with a
-compressed stream, and trained further with the circuit held fixed. For patching, the
-corrupted example is any other one. For each method, over models, with 95 percent t
+The models are compiled from programs, of seven kinds (experiments/compiled_kinds.py):
+plain, with redundant heads, with backup heads, with decoys, with noise in all weights,
+with a compressed stream, and trained further with the circuit held fixed. For patching,
+the corrupted example is any other one. For each method, over models, with 95 percent t
 intervals, we report:
 
 - AUROC: the probability that a head of the circuit is ranked above another, or an edge;
@@ -41,6 +41,7 @@ import numpy as np
 import scipy.stats
 import tqdm
 
+from experiments import compiled_kinds
 from mha_haiku import commands, heads, rasp
 from mha_haiku.core import checks, sites
 from mha_haiku.lab.heads import clean_runs as edited_runs
@@ -87,7 +88,7 @@ class Known(NamedTuple):
 def main(
     *,
     programs: str = ",".join(PROGRAMS),
-    kinds: str = ",".join(rasp.KINDS),
+    kinds: str = ",".join(compiled_kinds.KINDS),
     seeds: int = 3,
     results: str = "",
 ) -> None:
@@ -103,7 +104,7 @@ def main(
         checks.positive_integer("--seeds", seeds)
         for flag, names, every in (
             ("--programs", programs, rasp.PROGRAMS),
-            ("--kinds", kinds, rasp.KINDS),
+            ("--kinds", kinds, compiled_kinds.KINDS),
         ):
             for name in names.split(","):
                 checks.choice(flag, name, every)
@@ -149,7 +150,7 @@ def _sizes(kind, program) -> rasp.Sizes:
     if kind in ("redundant", "backup"):
         is_backup = kind == "backup"
         try:
-            program = rasp.kinds.doubled(program, is_backup=is_backup)
+            program = compiled_kinds.doubled(program, is_backup=is_backup)
         except ValueError:
             pass  # which is said when it is made
     return rasp.sizes(program)
@@ -163,7 +164,9 @@ def known_model(kind, program, sizes, seed, *, examples=_EXAMPLES) -> Known:
     """
     for noise in _NOISES:
         try:
-            compiled = rasp.KINDS[kind](program, noise=noise, sizes=sizes, seed=seed)
+            compiled = compiled_kinds.KINDS[kind](
+                program, noise=noise, sizes=sizes, seed=seed
+            )
             break
         except ValueError as found:
             error = found
@@ -196,7 +199,7 @@ def measured(known: Known) -> dict:
     for name, method in methods.items():
         values, seconds = _timed(method, known.subject, known.corrupted)
         result["heads"][name] = scores = {
-            "auroc": rasp.auroc(values, is_real),
+            "auroc": compiled_kinds.auroc(values, is_real),
             "seconds": seconds,
         }
         scores |= _areas(curve(_nested(values)), np.linspace(0, 1, values.size + 1))
@@ -217,7 +220,7 @@ def measured(known: Known) -> dict:
         for which, at in (("auroc", is_between), ("auroc to logits", ~is_between)):
             has = at & ~np.isnan(values)
             if is_edge[has].any() and not is_edge[has].all():
-                scores[which] = rasp.auroc(values[has], is_edge[has])
+                scores[which] = compiled_kinds.auroc(values[has], is_edge[has])
         if not np.isnan(values).any():
             masks = [_mask(every, order_of(values)[:n], is_real.shape) for n in counts]
             scores |= _areas(curve(np.array(masks)), counts / len(every))

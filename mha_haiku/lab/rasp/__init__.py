@@ -8,9 +8,8 @@
 ['k']
 """
 
-from mha_haiku.lab.rasp import kinds, programs
+from mha_haiku.lab.rasp import programs
 from mha_haiku.lab.rasp.compiler import Compiled, Sizes, compile, sizes
-from mha_haiku.lab.rasp.kinds import KINDS
 from mha_haiku.lab.rasp.language import (
     Program,
     Selector,
@@ -23,21 +22,17 @@ from mha_haiku.lab.rasp.language import (
     tokens,
 )
 from mha_haiku.lab.rasp.programs import PROGRAMS
-from mha_haiku.lab.rasp.separation import auroc
 
 __all__ = [
     "Compiled",
-    "KINDS",
     "PROGRAMS",
     "Program",
     "Selector",
     "Sequence",
     "Sizes",
     "aggregate",
-    "auroc",
     "compile",
     "indices",
-    "kinds",
     "map",
     "programs",
     "select",

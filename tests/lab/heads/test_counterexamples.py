@@ -1,7 +1,7 @@
 """Failures of each method, on the smallest compiled model that shows them.
 
-Models of kinds in `rasp.KINDS`, of one layer of four heads, or of two where edges
-between heads are asked.
+Models of kinds in `compiled_kinds.KINDS`, of one layer of four heads, or of two where
+edges between heads are asked.
 """
 
 import functools
@@ -10,6 +10,7 @@ import operator
 import numpy as np
 import pytest
 
+from experiments import compiled_kinds
 from mha_haiku import heads, rasp
 from mha_haiku.lab.heads import graph as graphs
 from mha_haiku.lab.rasp import aggregate, indices, language, select, tokens
@@ -22,10 +23,10 @@ SMALL, LARGE = 0.01, 0.3  # nats
 def _made(kind, name="previous_token"):
     """Returns a compiled model, it as a subject, and corrupted batches."""
     program = rasp.PROGRAMS[name](length=3)
-    doubled = rasp.kinds.doubled(program, is_backup=True)
+    doubled = compiled_kinds.doubled(program, is_backup=True)
     # One model for all kinds of a program: each method is compiled once.
     sizes = functools.reduce(operator.or_, map(rasp.sizes, (program, doubled)))
-    known = rasp.KINDS[kind](program, num_heads=4, noise=1e-3, sizes=sizes)
+    known = compiled_kinds.KINDS[kind](program, num_heads=4, noise=1e-3, sizes=sizes)
     clean, other = (known.examples(16, seed=seed) for seed in (0, 1))
     subject = heads.Measured(known.model, heads.metrics.loss, known.params, [clean])
     return known, subject, [other]
@@ -94,7 +95,7 @@ def test_confidence_takes_decoys_for_the_circuit():
     found = heads.confidence(subject).mean
     (place,) = known.heads
     assert np.sum(found == found[place]) == 2
-    assert rasp.auroc(found, known.is_real) < 1
+    assert compiled_kinds.auroc(found, known.is_real) < 1
 
 
 @pytest.mark.slow

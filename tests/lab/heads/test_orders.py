@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import scipy.stats
 
+from experiments import compiled_kinds
 from mha_haiku import heads, rasp
 from tests.lab.heads.small_models import H, L, build, config
 
@@ -104,7 +105,7 @@ def test_each_greedy_step_is_the_best_one(subject):
 @pytest.mark.slow
 def test_greedy_order_keeps_one_of_two_heads_that_do_the_same():
     program = rasp.PROGRAMS["previous_token"](length=3)
-    known = rasp.KINDS["redundant"](program, num_heads=4)
+    known = compiled_kinds.KINDS["redundant"](program, num_heads=4)
     batches = [known.examples(8)]
     twice = heads.Measured(known.model, heads.metrics.loss, known.params, batches)
     order = [step.head for step in heads.greedy_order(twice)]

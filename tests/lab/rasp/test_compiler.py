@@ -167,13 +167,3 @@ def test_programs_are_refused_that_say_too_little_or_too_much():
         rasp.compile(rasp.PROGRAMS["two_token_induction"](), num_heads=1)
     with pytest.raises(ValueError, match="noise must be a finite number"):
         rasp.compile(rasp.PROGRAMS["reverse"](), noise=-1.0)
-
-
-def test_auroc_is_the_share_of_pairs_in_order():
-    real = np.array([[True, False, False], [False, True, False]])
-    found = np.array([[3.0, 2.0, np.nan], [2.0, 2.0, 1.0]])
-    # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
-    assert rasp.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
-    assert rasp.auroc(-found, real) == pytest.approx(1 / 6)
-    with pytest.raises(ValueError, match="must have both True and False"):
-        rasp.auroc(found, np.zeros_like(real))

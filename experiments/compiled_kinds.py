@@ -313,3 +313,21 @@ def _by_head(
             if f"/layer_{layer}/attention/" in module and axis is not None:
                 view = np.moveaxis(x, axis.place, 0)
                 yield axis, view.reshape(num_heads, -1, *view.shape[1:])
+
+
+def auroc(values: np.ndarray, is_real: np.ndarray) -> float:
+    """Computes the probability that a real head or edge is ranked above another.
+
+    Ties count half. Larger values are more important, NaN where there is no head.
+
+    Raises:
+      ValueError: If all heads or edges are real, or none are.
+
+    Source: Hanley and McNeil 1982, https://doi.org/10.1148/radiology.143.1.7063747.
+    """
+    exists = ~np.isnan(values)
+    positive, negative = values[exists & is_real], values[exists & ~is_real]
+    if not positive.size or not negative.size:
+        raise ValueError("is_real must have both True and False.")
+    above = np.sign(positive[:, None] - negative[None])
+    return float((above.mean() + 1) / 2)

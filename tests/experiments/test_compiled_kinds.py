@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 
+from experiments import compiled_kinds
 from mha_haiku import rasp
 from tests import everyday, oracles
 
@@ -15,7 +16,7 @@ def _program(name="two_hops"):
 
 
 def _compiled(kind, name="two_hops", **options):
-    return rasp.KINDS[kind](_program(name), num_heads=HEADS, **options)
+    return compiled_kinds.KINDS[kind](_program(name), num_heads=HEADS, **options)
 
 
 def _recorded(compiled, inputs, *, without=(), patched=None):
@@ -88,12 +89,12 @@ def test_edges_lead_from_both_heads_to_both(kind):
 @pytest.mark.parametrize("name", ["two_hops", "is_ascending", "preceding_again"])
 def test_doubled_programs_say_the_same(name, is_backup):
     program = _program(name)
-    doubled = rasp.kinds.doubled(program, is_backup=is_backup)
+    doubled = compiled_kinds.doubled(program, is_backup=is_backup)
     for row in program.sample(np.random.default_rng(0), 16).tolist():
         inputs = [program.vocabulary[i] for i in row]
         assert doubled(inputs) == program(inputs)
     with pytest.raises(ValueError, match="histogram has no head that copies"):
-        rasp.kinds.doubled(_program("histogram"), is_backup=is_backup)
+        compiled_kinds.doubled(_program("histogram"), is_backup=is_backup)
 
 
 @pytest.mark.parametrize("kind", ["redundant", "backup"])
@@ -145,17 +146,17 @@ def test_noise_is_in_all_weights_and_more_of_it_spoils_the_answers():
     assert abs(steps - round(steps)) < 0.1
     # The next step of the noise, with the same draws.
     more = jax.tree.map(lambda x, y: x + 1.5 * (y - x), plain.params, noisy.params)
-    example = noisy.examples(rasp.kinds.CHECKED, seed=0)
-    assert rasp.kinds.right(noisy, example) == 1
+    example = noisy.examples(compiled_kinds.CHECKED, seed=0)
+    assert compiled_kinds.right(noisy, example) == 1
     noisy.params.update(more)
-    assert rasp.kinds.right(noisy, example) < 1
+    assert compiled_kinds.right(noisy, example) < 1
 
 
 @pytest.mark.slow
 def test_compressed_stream_is_narrower_than_what_it_holds_and_answers_are_right():
     compiled = _compiled("superposed")
     assert compiled.config.model_size == 13 < rasp.sizes(_program()).model_size == 17
-    example = compiled.examples(rasp.kinds.CHECKED, seed=0)
+    example = compiled.examples(compiled_kinds.CHECKED, seed=0)
     assert _right(compiled, example) == 1
     for place in compiled.heads:
         assert _right(compiled, example, without=[place]) < 0.9
@@ -184,7 +185,7 @@ def test_further_training_holds_the_circuit_and_its_function():
         jax.tree.map(
             np.testing.assert_array_equal, plain.params[name], compiled.params[name]
         )
-    example = compiled.examples(rasp.kinds.CHECKED, seed=0)
+    example = compiled.examples(compiled_kinds.CHECKED, seed=0)
     assert _right(compiled, example) >= 0.99
     others = [tuple(place) for place in np.argwhere(~compiled.is_real)]
     assert _right(compiled, example, without=others) == 1
@@ -196,3 +197,13 @@ def test_further_training_holds_the_circuit_and_its_function():
 def test_what_cannot_be_learned_is_refused():
     with pytest.raises(ValueError, match="two_hops was not learned in .* steps: "):
         _compiled("superposed", width=0.2)
+
+
+def test_auroc_is_the_share_of_pairs_in_order():
+    real = np.array([[True, False, False], [False, True, False]])
+    found = np.array([[3.0, 2.0, np.nan], [2.0, 2.0, 1.0]])
+    # Of 2 x 3 pairs five are in order or tied: 3 > 2, 2, 1; 2 = 2, 2 and 2 > 1.
+    assert compiled_kinds.auroc(found, real) == pytest.approx((3 + 0.5 + 0.5 + 1) / 6)
+    assert compiled_kinds.auroc(-found, real) == pytest.approx(1 / 6)
+    with pytest.raises(ValueError, match="must have both True and False"):
+        compiled_kinds.auroc(found, np.zeros_like(real))
