@@ -42,6 +42,12 @@ def _commands() -> Iterator[tuple[list[str], str]]:
 
     A verb with a command has two: `head_importance` is `importance` too.
     """
+    if table := sys.modules.get(f"{__package__}.table"):  # with a user's commands
+        entries = table.commands()
+        for entry in {id(x): x for x in entries.values()}.values():
+            names = [name for name, x in entries.items() if x is entry]
+            yield names, entry.description.partition("\n")[0]
+        return
     files = (x for folder in _FOLDERS for x in (_PACKAGE / folder).glob("*.py"))
     for file in files:
         for function in ast.parse(file.read_text("utf-8")).body:
