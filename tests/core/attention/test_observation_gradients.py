@@ -175,7 +175,7 @@ def stated(found, numbers):
         "first_token": mean(mass(s == 0)),
         "chosen_positions": mean(mass(CHOSEN[:, None, None])),
         "same_token": mean(mass(KEY_TOKENS[:, None, None] == own)),
-        "induction": mean(mass((before == own) & (s > 0) & (s <= t))),
+        "after_same_token": mean(mass((before == own) & (s > 0) & (s <= t))),
         "received": received,
         "received_gini": jnp.where(total > 0, apart / jnp.where(size > 0, size, 1), 0),
         "pooled": cells(weights, counts, (3, 4)),
