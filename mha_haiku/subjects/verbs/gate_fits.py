@@ -94,13 +94,26 @@ def fit_gates(
     tuned = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     if config.clip_norm is not None:
         tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
-    of = {"model": optimizers.make(config, steps=steps, own=tuned)}
-    of["log_alpha"] = optax.adam(gate_learning_rate)
+
+    def kinds(params: Any) -> Any:
+        labels = {name: name for name in params}
+        if config.frozen:
+            frozen = optimizers.are_frozen(config, params["model"])
+            labels["model"] = jax.tree.map(lambda x: "frozen" if x else "model", frozen)
+        return labels
+
     optimizer = optax.chain(
         # The penalty depends only on the gates: its gradient is added to the gradient
         # of the loss, without the model.
         optax.stateless(add_penalty),
-        optax.partition({**of}, lambda params: {name: name for name in params}),
+        optax.partition(
+            {
+                "model": tuned,
+                "frozen": optax.set_to_zero(),
+                "log_alpha": optax.adam(gate_learning_rate),
+            },
+            kinds,
+        ),
     )
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
