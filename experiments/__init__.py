@@ -14,7 +14,7 @@ def main(name: str) -> None:
     before = signal.getsignal(signal.SIGINT)
     if before is signal.default_int_handler:  # under nohup it is ignored
         signal.signal(signal.SIGINT, end)
-    from mha_haiku import commands
+    from mha_haiku.commands import main as run
 
     signal.signal(signal.SIGINT, before)
-    commands.main(name)
+    run(name)

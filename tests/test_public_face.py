@@ -40,7 +40,7 @@ def test_types_are_offered_to_checkers_and_the_version_to_people():
 
 
 # What `import mha_haiku` does not load: packages, and those of ours.
-_HEAVY = "safetensors scipy tqdm matplotlib sklearn tokenizers".split()
+_HEAVY = "jax haiku safetensors scipy tqdm matplotlib sklearn tokenizers".split()
 _ROOMS = "interop lab.rasp showing subjects training.devices training.runs".split()
 
 
@@ -52,7 +52,7 @@ def loaded():
         [sys.executable, "-c", program], check=True, capture_output=True, text=True
     )
     loaded = set(json.loads(completed.stdout))
-    assert {"mha_haiku", "haiku"} <= loaded
+    assert "mha_haiku" in loaded
     return loaded
 
 
