@@ -2,7 +2,7 @@
 
 Run: python scripts/score_measures.py --results=score_measures.jsonl
 
-The models are compiled from programs, of seven kinds (experiments/compiled_kinds.py):
+The models are compiled from programs, of seven kinds (experiments/compiled_kinds/):
 plain, with redundant heads, with backup heads, with decoys, with noise in all weights,
 with a compressed stream, and trained further with the circuit held fixed. For patching,
 the corrupted example is any other one. For each method, over models, with 95 percent t

@@ -205,7 +205,7 @@ def test_every_command_that_opens_a_run_can_trust_it():
     named = {command.split()[0] for command in _COMMANDS}
     for path in pathlib.Path(__file__).parents[3].glob("experiments/[!_]*.py"):
         name = path.stem
-        if name not in ("import_model", "reproduce", "gallery", "compiled_kinds"):
+        if name not in ("import_model", "reproduce", "gallery"):
             flags = {option.name for option in commands.commands()[name].options}
             assert {"workdir", "trust"} <= flags and name in named
 
