@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mha_haiku.core import arguments, checks
-from mha_haiku.lab.heads import model_runs
+from mha_haiku.lab.heads import metrics, model_runs
 from mha_haiku.subjects import encoding, example_rows
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
@@ -107,7 +107,8 @@ def batches(
                 subject, batch
             )
         except ValueError:
-            if required:
+            are_tokens = np.issubdtype(np.asarray(batch.inputs).dtype, np.integer)
+            if required or (are_tokens and subject.metric is metrics.loss):
                 raise
     knows_lengths = subject.model.config is not None or subject.codec.knows_lengths
     is_padded = batch.lengths is not None or batch.decoder_lengths is not None

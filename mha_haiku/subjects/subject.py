@@ -341,13 +341,6 @@ def part_index(parts: Sequence[Part], layer: Any, name: str = "layer") -> int:
     return numbers.index(layer)
 
 
-def part_with(parts: Sequence[Part], layer: int, head: int) -> str:
-    """Finds the path of the attention part that has this head."""
-    part = parts[part_index(parts, layer)]
-    checks.integer_in("head", head, 0, len(part.names) - 1)
-    return part.path
-
-
 class Verb(NamedTuple):
     """A question about a subject."""
 

@@ -17,7 +17,6 @@ from mha_haiku.subjects.subject import (
     Subject,
     check_parameters,
     part_index,
-    part_with,
     parts_of,
     refuse,
     verb,
@@ -120,7 +119,9 @@ def strongest(
     batches = computation.batches_given(subject, examples, targets=False)
     batches = batches or [subject.examples(examples)]
     parts = parts_of(subject, batches[0])
-    path, kind = part_with(parts, layer, head), parts[part_index(parts, layer)].kind
+    part = parts[part_index(parts, layer)]
+    checks.integer_in("head", head, 0, len(part.names) - 1)
+    path, kind = part.path, part.kind
     program = _strongest(subject.model, path, kind)
     found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
     texts: tuple[list, list] = [], []  # of the sides of maps

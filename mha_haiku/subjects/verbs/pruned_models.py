@@ -1,7 +1,7 @@
 """Removes the heads that a model needs least, for good.
 
-The number of heads is a share, or as few as a tolerance allows. Parameters of our
-models are known by name, those of a wrapped model by their gradients.
+The number of heads is a share, or as few as a tolerance allows. In our models the
+names of parameters tell what goes with a head, in a wrapped model their gradients.
 
 L layers, H heads of a layer.
 """
