@@ -8,7 +8,8 @@ in the pass that computes their statistics; a page is fitted to a number of byte
 (`byte_budget`). In a notebook a page is a closed frame, with a picture below it where
 frames are stripped; tables have inline styles and no script, so that they survive a
 notebook's sanitizer. Text from outside passes through `markup.tag` or the JSON of
-`page`, and `parse_math=False`. matplotlib is imported inside of functions, never pyplot.
+`page`, and to matplotlib with `parse_math=False`. matplotlib is imported inside of
+functions, and pyplot never.
 
 To display a class: `_repr_html_ = display.html` in it, and functions registered with
 `readings.fragment` and `plots.figure_of`; numbers in rows and columns need
