@@ -16,10 +16,7 @@ from mha_haiku.core.attention.normalizers import LogSum
 def formula(
     inputs: Inputs, dropout_rate: float, finish: Weighting | None = None
 ) -> tuple[Float[Array, "*B T H V"], LogSum, tuple]:
-    """Computes values, logsumexp and scores by operations that JAX differentiates.
-
-    With `finish` weights are normalized, by its normalizer, before the product.
-    """
+    """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
     tile = weighting.scores(query, key, *weighting.origin.at(rows, columns))
@@ -37,7 +34,7 @@ def formula(
     total = weights.sum(-1, keepdims=True)
     logsumexp = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.where(total == 0, 1, total)
-    if finish is not None:
+    if finish is not None:  # weights are normalized before the product
         shares = jnp.moveaxis(weights / total, -3, -2)  # as values: [..., T, H, S]
         shares, logsumexp = finish._replace(gates=None).finished(shares, logsumexp)
         weights, total = jnp.moveaxis(shares, -2, -3), jnp.ones_like(total)

@@ -44,7 +44,10 @@ class _Slice(NamedTuple):
     def filled(self, whole: Any) -> Any:
         if self.value is not None and not self.kept:
             return self.value
-        zeros, at = jnp.zeros(whole.shape, whole.dtype), _indices(self.kept, whole.shape)
+        zeros, at = (
+            jnp.zeros(whole.shape, whole.dtype),
+            _indices(self.kept, whole.shape),
+        )
         return zeros if self.value is None else zeros.at[np.ix_(*at)].set(self.value)
 
     def taken(self, kept: Kept) -> Any:
@@ -148,9 +151,11 @@ def _kept(
         for axis, (acts, stays) in enumerate(pairs):
             if len(clear := np.flatnonzero(acts | stays)):
                 # The gradient of a bias of keys, which moves all scores of a query
-                # alike, is rounding, of which some is 0: the nearest other decides.
-                middles = (clear[1:] + clear[:-1]) / 2
-                stays = stays[clear[np.searchsorted(middles, np.arange(len(stays)))]]
+                # alike, is rounding, of which some is 0: it goes between others.
+                order = np.arange(len(stays))
+                after = np.minimum(np.searchsorted(clear, order), len(clear) - 1)
+                before = np.searchsorted(clear, order, side="right") - 1
+                stays = stays[clear[after]] | stays[clear[np.maximum(before, 0)]]
                 kept |= {} if stays.all() else {axis: np.flatnonzero(stays)}
         result.append(kept if all(map(len, kept.values())) else None)
     return result

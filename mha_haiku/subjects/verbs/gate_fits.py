@@ -74,19 +74,12 @@ def fit_gates(
     parts = parts_of(subject)
     names = [f"{part.path}/heads".removeprefix("/") for part in parts]
 
-    def apply(
-        params: Any,
-        rng: jax.Array,
-        inputs: jax.Array,
-        *,
-        is_training: bool,
-        **given: Any,
-    ) -> models.Output:
+    def apply(params: Any, rng: jax.Array, inputs: Any, **given: Any) -> models.Output:
         keys = jax.random.split(rng, len(params["log_alpha"]))
         gates = [*map(hard_concrete.sample, params["log_alpha"], keys)]
-        del is_training  # no dropout: the gates are the only randomness
         gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
-        return gated(params["model"], None, inputs, **given, is_training=False)
+        given["is_training"] = False  # no dropout: the gates are the only randomness
+        return gated(params["model"], None, inputs, **given)
 
     slope = jax.grad(lambda x: penalty * hard_concrete.open_probability(x).sum())
 
@@ -183,8 +176,7 @@ def learn_gates(
         pruned = _without_ablated(subject.replace(params=params), learned, penalty)
         folder = checks.as_path(out) / "pruned"
         tuned = pruned.train(folder, steps=tuning_steps, examples=examples)
-        found = subject, pruned, tuned
-        points = prune_sweep.points(found, _NAMES, tuned.batches)
+        points = prune_sweep.points((subject, pruned, tuned), _NAMES, tuned.batches)
         return prune_sweep.Pruned(title, pruned, points)
     subject = check_task(subject, "learn_gates")
     if "loss" not in subject.task.metrics:
