@@ -1,6 +1,19 @@
 """Commands: functions and verbs of `Subject` with their signatures as flags.
 
-`python -m mha_haiku` lists them. A file in `experiments/` runs one.
+`python -m mha_haiku` lists them. A file in `experiments/` runs one. Flags, defaults and
+`--help` are the signature and the docstring of a verb with `command=`, or of a function
+with keyword parameters, decorated by `command` (`table`):
+
+    @command
+    def count_heads(*, run: groups.Run, layer: int = 0) -> None:
+        '''Counts the heads of a layer of a run.
+
+        Args:
+          layer: The layer.
+        '''
+
+Flags that commands share are the fields of a dataclass (`groups`). Nothing is computed
+here, and no flag is global, so that commands can be imported together.
 """
 
 import importlib

@@ -1,4 +1,18 @@
-"""Whole models as pure functions, built from a config."""
+"""Whole models as pure functions, built from a config.
+
+`build(config.model, ...)` returns a `Model`: two pure functions, `init` and `apply`.
+One model, described by fields (`architecture`), covers most transformers: BERT is
+`norm.position = "post"`, `embedding.norm`, `embedding.segments` and `output.hidden`,
+`norm`, `tied`; Llama is `norm.kind = "rms_norm"`, rotary positions and
+`feed_forward.activation = "swiglu"`. Size 0 removes a part. A pruned model is a config
+too (`attention.kept_heads`, `feed_forward.hidden_sizes`). `Model.scanned` is the same
+model with its layers in a `lax.scan`, and compiles one of them; `Model.decoding` is the
+same, token by token.
+
+A new field is read in one place, checked across fields in `consistency.check`, and must
+not change names, shapes or the order of initialization by its default. `GONE` has the
+fields of earlier versions, so that their runs open.
+"""
 
 from mha_haiku.core import arguments
 from mha_haiku.core.models import decoding

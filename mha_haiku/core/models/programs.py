@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.core
 
+from mha_haiku.core.attention import implementations
 from mha_haiku.core.sites import jaxprs, traces
 
 _MOST = 32  # kinds of arguments, such as lengths, whose programs a function keeps
@@ -26,7 +27,11 @@ def kept(function: Callable) -> Callable:
         arrays = [x for x in leaves if traces.is_array(x)]
         kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
         options = ("jax_enable_x64", "jax_default_matmul_precision")
-        key = structure, *(getattr(jax.config, name) for name in options), *kinds
+        context = (
+            implementations.apart.value,
+            *(getattr(jax.config, x) for x in options),
+        )
+        key = structure, *context, *kinds
         try:
             program = programs.get(key)
         except TypeError:  # an argument cannot be hashed

@@ -16,11 +16,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs, parameter_slices, pruning
 from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import (
+    Removed,
     Subject,
     check_parameters,
     check_task,
@@ -71,7 +72,7 @@ def prune(
 
     A wrapped model loses the parameters that act through the removed heads alone. It is
     compared with the model with these heads ablated on its first examples; its `repr`
-    has its size and time. Its program is smaller if it reads the sizes of parameters.
+    has its size and time.
 
     Raises:
       ValueError: If an option is out of its range, or has no effect as `keep` lists the
@@ -120,7 +121,7 @@ def shrunk(
     examples: Any,
 ) -> list[Any]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
-    if subject.model.config is not None or verb_name != "prune":
+    if subject.model.config is not None:
         subject = check_task(subject, verb_name)
     check_parameters(subject, verb_name)
     _check(keep, metric_drop, order, ablation_value, examples)
@@ -266,25 +267,13 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
     if gates.all():
         return subject
     whole, origin = subject.model, subject.params
-    params, filled = parameter_slices.without_heads(whole, origin, example, gates)
-
-    def filling(params: Any, *args: Any, **options: Any) -> Any:
-        return whole.apply(filled(params), *args, **options)
-
-    def logits(model: models.Model, params: Any) -> jax.Array:
-        return model_runs.run(model, params, example).logits
-
-    gated = functools.partial(parameter_slices.gated_output, whole)
-    ablated = functools.partial(jax.jit(lambda x: gated(x, example, gates)), origin)
-    # A function that reads sizes of its parameters is smaller with these.
-    for model in (whole, whole._replace(apply=filling)):
-        pruned = functools.partial(jax.jit(functools.partial(logits, model)), params)
-        try:
-            if are_close(ablated(), pruned()):
-                break
-        except Exception:  # sizes that it names do not fit, in many ways
-            continue
-    else:
+    model, params, filled = parameter_slices.without_heads(
+        whole, origin, example, gates
+    )
+    program, smaller = parameter_slices.ablated_output(whole), model_runs.logits(model)
+    ablated = functools.partial(program, origin, example, gates)
+    pruned = functools.partial(smaller, params, example)
+    if not are_close(ablated(), pruned()):
         why = "computes something else without their parameters than with heads ablated"
         why += ".\nAblate them, or remove them from all layers that share parameters"
         refuse(subject, "prune", why)
@@ -292,15 +281,14 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
         min(timeit.repeat(lambda x=x: jax.block_until_ready(x()), number=1))
         for x in (ablated, pruned)
     )
-    fill = subject.filled or (lambda params: params)
+    fill = subject.removed.filled if subject.removed else lambda params: params
     size = sum(x.size for x in jax.tree.leaves(fill(origin)))
-    return subject.replace(
-        model=model,
-        params=params,
-        certifier=None,
+    removed = Removed(
+        [x._replace(names=tuple(row)) for x, row in zip(parts, keep, strict=True)],
         filled=lambda params: fill(filled(params)),
         saving=f" of {size:,}, {second / first:.2f} of the time",
     )
+    return subject.replace(model=model, params=params, certifier=None, removed=removed)
 
 
 def are_close(one: jax.Array, other: jax.Array) -> bool:

@@ -26,7 +26,7 @@ def prepare(use: str, length: int, model: str) -> worker.Program:
       model: A name of `causal_models.SIZES`.
     """
     if use == "by_hand":
-        return _program(lambda: _page_by_hand(length))
+        return _program(lambda: _page_by_hand(length))._replace(warm_up=0)
     if use.endswith(("blocks", "whole")):
         return _layers(use, length)
     tokens = causal_models.tokens(model, 1, length)
@@ -82,9 +82,12 @@ def _page(tokens: Any) -> worker.Program:
         path.parent, gguf_file=path.name, attn_implementation="eager"
     )
     subject = mh.wrap(network.eval())
-    with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/page.html"
-        return _program(lambda: subject.maps(tokens).show().save(file))
+
+    def ask():
+        with tempfile.TemporaryDirectory() as folder:
+            subject.maps(tokens).show().save(f"{folder}/page.html")
+
+    return _program(ask)._replace(warm_up=0)
 
 
 # --- Attention by hand
