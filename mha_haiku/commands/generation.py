@@ -8,12 +8,13 @@ from mha_haiku.commands.groups import Cache, Run
 from mha_haiku.commands.signatures import options_of
 from mha_haiku.commands.table import command
 from mha_haiku.core import checks
+from mha_haiku.subjects.subject import VERBS
 from mha_haiku.subjects.verbs import generation
 from mha_haiku.training.runs import progress
 
 
 @command
-@options_of(functools.partial(generation.generate, None))
+@options_of(functools.partial(VERBS["generate"].function, None))
 def generate(*, run: Run, prompt: str, cache: Cache, **options: Any) -> None:
     """Writes a text with a trained run: continues a prompt, or answers a source.
 
