@@ -38,8 +38,8 @@ class Monitor:
 
     It returns what the step returns. In the first step, and every `every` steps after
     it, another compiled program takes the step and measures its attention maps; in the
-    others the step itself runs. The model may be anything that `mh.look` sees maps in, with
-    gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but maps of
+    others the step itself runs. The model may be anything that `mh.look` sees maps in,
+    with gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but maps of
     `mh.attend` itself are not seen in a `jax.checkpoint` that is differentiated.
 
     Numbers are of all examples of a step: means, or the largest where that is the
