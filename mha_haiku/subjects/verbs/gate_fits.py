@@ -153,7 +153,7 @@ def learn_gates(
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
       scratch: Whether to train the same model from scratch too.
-      examples: Of a wrapped model, or an iterable of them. Defaults to its own.
+      examples: What a wrapped model trains on, or an iterable. Defaults to its own.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
