@@ -63,11 +63,9 @@ class Subject:
     batches: Sequence[tasks.Example] | None = None
     certifier: torch_modules.Certifier | None = None  # of a PyTorch module
     module: Any = None  # of PyTorch, with the same names of parameters
-    # Of a pruned function: the whole one's parts, with the heads that are left; what
-    # makes parameters of the whole one, with zeros; what is saved, in words.
-    left: "Sequence[Part]" = ()
-    filled: Callable[[Any], Any] | None = None
-    saving: str = ""
+    left: "Sequence[Part]" = ()  # of a pruned function: all parts, with what is left
+    filled: Callable[[Any], Any] | None = None  # makes parameters of the whole one
+    saving: str = ""  # by pruning, in words
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None

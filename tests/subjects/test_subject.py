@@ -308,6 +308,8 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     assert whole["loss"] == pytest.approx(summary["metrics"]["held_out_loss"], rel=1e-5)
     small = m.prune([[1], [0, 1]])
     assert small.metrics()["loss"] != whole["loss"]
+    label = small.importance("ablation", examples=8).first.label
+    assert all("loss of the targets" in text for text in (repr(whole), label))
     after = small.train(tmp_path / "small", steps=2)
     assert after.step == 2 and repr(after).startswith("Subject('small'")
     kept = [list(x.names) for x in models.heads_of_layers(after.model.config)]

@@ -35,8 +35,7 @@ Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 
-# Whether heads attend one by one, without sites, loops and hand-written gradients: so a
-# program is traced from which some are removed.
+# Whether heads attend one by one, by plain equations: so that some can be removed.
 apart = jax.make_user_context(False)
 
 

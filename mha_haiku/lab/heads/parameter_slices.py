@@ -26,6 +26,7 @@ from mha_haiku.training import tasks
 
 # Gates of almost ablated heads: units and experts that others switch stay as they are.
 _ALMOST = 2.0**-16
+_DRAWS = 8  # of weights of the output, whose slopes are measured
 _MOST = 1e3  # larger parameters are constants, such as the scores of masks
 # What is 0 where all inputs are.
 _LINEAR = levels.NEUTRAL | cuts.SUMS | {"add", "neg", "slice", "split", "concatenate"}
@@ -54,7 +55,7 @@ class _Slice(NamedTuple):
         """Cuts the value down to fewer indices."""
         value = self.value
         for axis, indices in kept.items():
-            before = self.kept.get(axis, np.arange(value.shape[axis]))
+            before = _indices(self.kept, value.shape)[axis]
             if len(indices) < len(before):
                 value = value.take(np.searchsorted(before, indices), axis, mode="clip")
         return value
@@ -123,19 +124,22 @@ def _acting(
         is_constant = not jnp.issubdtype(x.dtype, jnp.floating) or abs(x) > _MOST
         return jnp.where(is_constant, x, x + noise.astype(x.dtype))
 
-    def score(params: Any) -> jax.Array:
-        output = _gated(model, params, example, gates)
-        return (output * jax.random.normal(key, output.shape)).sum()
+    def acting(key: jax.Array) -> list[list[jax.Array]]:
+        def score(params: Any) -> jax.Array:
+            output = _gated(model, params, example, gates)
+            return (output * jax.random.normal(key, output.shape)).sum()
 
-    slopes = jax.grad(score, allow_int=True)(jax.tree.map(moved, params))
-    return [
-        _sides(x != 0) if jnp.issubdtype(x.dtype, jnp.floating) else []
-        for x in jax.tree.leaves(slopes)
-    ]
+        slopes = jax.tree.leaves(jax.grad(score, allow_int=True)(start))
+        return [_sides(x != 0) if x.dtype != jax.dtypes.float0 else [] for x in slopes]
+
+    start = jax.tree.map(moved, params)
+    # The slope of a bias of keys, which moves all scores of a query alike, is rounding,
+    # of which some is 0; seldom in all of these.
+    found = jax.lax.map(acting, jax.random.split(key, _DRAWS))
+    return jax.tree.map(lambda x: x.any(0), found)
 
 
 def _sides(marks: Any) -> list[Any]:
-    """Projects marks on each of their axes."""
     axes = range(marks.ndim)
     return [marks.any(tuple(j for j in axes if j != i)) for i in axes]
 
@@ -149,19 +153,10 @@ def _kept(
     for pairs in map(zip, *jax.device_get(runs)):
         kept: Kept = {}
         for axis, (acts, stays) in enumerate(pairs):
-            if len(clear := np.flatnonzero(acts | stays)):
-                # The gradient of a bias of keys, which moves all scores of a query
-                # alike, is rounding, of which some is 0: it goes between others.
-                order = np.arange(len(stays))
-                after = np.minimum(np.searchsorted(clear, order), len(clear) - 1)
-                before = np.searchsorted(clear, order, side="right") - 1
-                stays = stays[clear[after]] | stays[clear[np.maximum(before, 0)]]
-                kept |= {} if stays.all() else {axis: np.flatnonzero(stays)}
+            gone = acts & ~stays if stays.any() else acts | acts.any()
+            kept |= {axis: np.flatnonzero(~gone)} if gone.any() else {}
         result.append(kept if all(map(len, kept.values())) else None)
     return result
-
-
-# --- Programs
 
 
 def _run(closed: core.ClosedJaxpr, inputs: Iterable[_Slice]) -> list[_Slice]:
@@ -183,7 +178,7 @@ def _step(eqn: core.JaxprEqn, inputs: list[_Slice]) -> list[_Slice]:
     name, are_zeros = eqn.primitive.name, [x.value is None for x in inputs]
     if any(are_zeros) or any(x.kept for x in inputs):
         if name in (*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT):
-            return _run(*jaxprs.inner(eqn), inputs)
+            return _run(jaxprs.inner(eqn)[0], inputs)
         is_product = any(are_zeros) and name in ("mul", "dot_general")
         if is_product or all(are_zeros) and name in _LINEAR:
             return [_Slice(None)] * len(eqn.outvars)
@@ -207,7 +202,7 @@ def _step(eqn: core.JaxprEqn, inputs: list[_Slice]) -> list[_Slice]:
 
 def _of_axes(equation: levels.Equation, kept: list[Kept]) -> _Plan:
     """Plans an equation that keeps the axes of slices, or sums over them."""
-    inputs: list[Kept] = [{} for _ in kept]
+    name, inputs = equation.name, [Kept() for _ in kept]
     outputs: list[Kept] = [{} for _ in equation.outputs]
 
     def cut(places: Sequence[int | None] | None) -> list[np.ndarray]:
@@ -224,14 +219,12 @@ def _of_axes(equation: levels.Equation, kept: list[Kept]) -> _Plan:
             own.update((axis, x) for x in cut(cuts.of_rows(equation, output, axis)))
     for n, before in enumerate(kept):
         for axis in before.keys() - inputs[n].keys():
-            is_sum = equation.name in cuts.SUMS
-            if not (is_sum and cut(cuts.of_sum(equation, n, axis))):
+            if name not in cuts.SUMS or not cut(cuts.of_sum(equation, n, axis)):
                 return None
-    name = cuts.SIZES.get(equation.name)
-    own = (outputs if equation.name == "broadcast_in_dim" else inputs)[0]
-    sizes = enumerate(equation.params[name] if name else ())
+    own = (outputs if name == "broadcast_in_dim" else inputs)[0]
+    sizes = enumerate(equation.params[cuts.SIZES[name]] if name in cuts.SIZES else ())
     shape = tuple(len(own[i]) if i in own else size for i, size in sizes)
-    return inputs, outputs, {name: shape} if name else {}
+    return inputs, outputs, {cuts.SIZES[name]: shape} if shape else {}
 
 
 def _of_places(equation: levels.Equation, kept: list[Kept]) -> _Plan:
@@ -245,13 +238,12 @@ def _of_places(equation: levels.Equation, kept: list[Kept]) -> _Plan:
     sizes = [tuple(int(x.sum()) for x in y) for y in sides]
     if [x.sum() for x in moved] != [math.prod(x) or -1 for x in sizes]:
         return None  # not slices
-    left = ({i: x for i, x in enumerate(y) if not x.all()} for y in sides)
-    outputs = [{i: np.flatnonzero(x) for i, x in y.items()} for y in left]
+    left = [{i: x.nonzero()[0] for i, x in enumerate(y) if not x.all()} for y in sides]
     name, params = equation.name, equation.params
     if name == "reshape":
-        return kept, outputs, {"new_sizes": sizes[0]}
+        return kept, left, {"new_sizes": sizes[0]}
     if name == "split":
-        return kept, outputs, {"sizes": tuple(x[params["axis"]] for x in sizes)}
+        return kept, left, {"sizes": tuple(x[params["axis"]] for x in sizes)}
     names = "start_indices", "limit_indices"
     bounds = {x: tuple(map(int, map(np.searchsorted, rows, params[x]))) for x in names}
-    return kept, outputs, bounds
+    return kept, left, bounds

@@ -93,7 +93,7 @@ def fit_gates(
     # The penalty depends only on the gates: its gradient is added to that of the loss,
     # without the model. The gradient of frozen parameters is 0, and so Adam's step.
     of_gates = optax.chain(optax.stateless(add_penalty), optax.adam(gate_learning_rate))
-    both = {"model": tuned, "log_alpha": of_gates}
+    both: dict[Any, Any] = {"model": tuned, "log_alpha": of_gates}
     optimizer = optax.partition(both, {name: name for name in both})
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
@@ -143,9 +143,8 @@ def learn_gates(
     run was pretrained or started from another one. Points are in this order, after the
     run itself. The same call resumes an interrupted one.
 
-    A wrapped model learns gates on its examples or others, as `train` does. Its pruned
-    model, whose open gates become 1, is trained as the run `out/pruned`; no other run
-    is written. Points are measured on the held-out examples.
+    A wrapped model learns gates on examples as `train` does. Open gates become 1 where
+    it is pruned, and it is measured on the held-out examples; `out` has only `pruned`.
 
     Args:
       subject: The model.
@@ -187,7 +186,7 @@ def learn_gates(
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
     tuned = Subject.of_folder(folder)
-    by_name = dict(zip(_NAMES, (subject, pruned, tuned), strict=True))
+    by_name: dict[str, Any] = dict(zip(_NAMES, (subject, pruned, tuned), strict=True))
     # Training from scratch cannot make up for pretraining.
     if scratch and not imported_runs.is_imported(subject.config):
         total = subject.step + steps + tuning_steps

@@ -26,10 +26,19 @@ from mha_haiku.training.tasks import own_data
 class Metrics(dict[str, float]):
     """Metrics by name, which are printed with what the loss is of."""
 
-    of: str = ""  # such as "loss of the next token, nats"
+    def __init__(self, values: Any, of: str = ""):
+        super().__init__(values)
+        self.of = of  # such as "loss of the next token, nats"
 
     def __repr__(self) -> str:
         return super().__repr__() + (f"  # {self.of}" if self.of else "")
+
+
+jax.tree_util.register_pytree_node(
+    Metrics,
+    lambda x: (tuple(x.values()), (tuple(x), x.of)),
+    lambda kind, values: Metrics(zip(kind[0], values, strict=True), kind[1]),
+)
 
 
 @verb
@@ -63,9 +72,9 @@ def _means(subject: Any, batches: Iterable[tasks.Example], name: str = "") -> Me
         return train_step.loss_sums(*given, is_training=False)
 
     parts = [sums(subject.params, batch) for batch in batches]
-    result = Metrics(evaluation.means(jax.tree.map(lambda *x: sum(x), *parts)))
-    result.of = name or f"loss of {computation.targets_of(subject, None)}, nats"
-    return result
+    total = jax.tree.map(lambda *x: sum(x), *parts)
+    name = name or f"loss of {computation.targets_of(subject, None)}, nats"
+    return Metrics(evaluation.means(total), name)
 
 
 def held_out(subject: RunSubject, vectors: np.ndarray | None = None) -> Metrics:
@@ -82,7 +91,7 @@ def held_out(subject: RunSubject, vectors: np.ndarray | None = None) -> Metrics:
         # Examples that were drawn twice count once: their neighbors are copies.
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
-        return Metrics(drift=float(drifts.mean()), neighbours=same)
+        return Metrics({"drift": float(drifts.mean()), "neighbours": same})
     return _means(subject, example_rows.first(*_batches(subject)))
 
 
