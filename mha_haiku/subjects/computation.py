@@ -253,8 +253,8 @@ def targets_of(subject: Subject, batch: Any) -> str:
     Next tokens are refused where the model sees them. A task knows without a batch.
     """
     if has_task(subject):
-        of_texts = "the labels" if subject.task.labels_whole else "the targets"
-        return "the next token" if subject.task.continues else of_texts
+        others = "the labels" if subject.task.labels_whole else "the targets"
+        return "the next token" if subject.task.continues else others
     counted = np.asarray(batch.weights) > 0
     if not counted.any():
         why = "has examples without targets; give labels, or pass metric= to mh.wrap"

@@ -63,7 +63,11 @@ class Subject:
     batches: Sequence[tasks.Example] | None = None
     certifier: torch_modules.Certifier | None = None  # of a PyTorch module
     module: Any = None  # of PyTorch, with the same names of parameters
-    removed: "Removed | None" = None  # by `prune`, of a wrapped model
+    # Of a pruned function: the whole one's parts, with the heads that are left; what
+    # makes parameters of the whole one, with zeros; what is saved, in words.
+    left: "Sequence[Part]" = ()
+    filled: Callable[[Any], Any] | None = None
+    saving: str = ""
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
@@ -143,7 +147,7 @@ class Subject:
         torch += ", a program per input" if self.codec.reads else ""
         return (
             f"Subject({self.name!r}{step}: {self.model}, {count:,} parameters"
-            f"{self.removed.saving if self.removed else ''}{torch})"
+            f"{self.saving}{torch})"
         )
 
     @property
@@ -284,14 +288,6 @@ class Part(NamedTuple):
         return f"{self.kind}.{self.layer}" if self.kind else f"{self.layer}"
 
 
-class Removed(NamedTuple):
-    """What `prune` removed from a wrapped model."""
-
-    parts: list[Part]  # of the whole model, with the names of the heads that are left
-    filled: Callable[[Any], Any]  # makes parameters of the whole model, with zeros
-    saving: str  # of parameters and time, in words
-
-
 def some_inputs(subject: Subject) -> tasks.Example:
     """Returns a batch to trace a model on: of its own, or of eight tokens."""
     batches = subject.batches
@@ -321,13 +317,10 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         x: [y for y, z in zip(counts, kinds, strict=True) if z == x] for x in kinds
     }
     numbers = itertools.chain(*map(model_runs.layer_numbers, by_kind.values()))
-    names = [tuple(range(count)) for count in counts.values()]
-    left = (
-        [x.names for x in subject.removed.parts if x.names] if subject.removed else []
-    )
-    if [*map(len, left)] == [*counts.values()]:  # the program is smaller
-        names = left
-    return [*map(Part, counts, kinds, numbers, names)]
+    left = [x.names for x in subject.left if x.names]
+    if [*map(len, left)] != [*counts.values()]:  # not pruned, or with zeros
+        left = [tuple(range(count)) for count in counts.values()]
+    return [*map(Part, counts, kinds, numbers, left)]
 
 
 def layers_of(parts: Sequence[Part]) -> tuple[Layer, ...]:

@@ -1,7 +1,6 @@
 """Attention by the whole matrix of scores: the fastest for short sequences."""
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -10,19 +9,14 @@ from jaxtyping import Array, Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, products
-from mha_haiku.core.attention.inputs import Inputs
-from mha_haiku.core.attention.normalizers import LogSum, Normalizer
+from mha_haiku.core.attention.inputs import Inputs, Weighting
+from mha_haiku.core.attention.normalizers import LogSum
 
 
 def formula(
-    inputs: Inputs,
-    dropout_rate: float,
-    normalizer: Normalizer | Callable | None = None,
+    inputs: Inputs, dropout_rate: float, finish: Weighting | None = None
 ) -> tuple[Float[Array, "*B T H V"], LogSum, tuple]:
-    """Computes values, logsumexp and scores by operations that JAX differentiates.
-
-    With a normalizer weights are normalized before the product, as by `jax.nn.softmax`.
-    """
+    """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
     rows, columns = _spans(inputs)
     tile = weighting.scores(query, key, *weighting.origin.at(rows, columns))
@@ -40,9 +34,9 @@ def formula(
     total = weights.sum(-1, keepdims=True)
     logsumexp = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.where(total == 0, 1, total)
-    if normalizer is not None:
+    if finish is not None:  # weights are normalized before the product
         shares = jnp.moveaxis(weights / total, -3, -2)  # as values: [..., T, H, S]
-        shares, logsumexp = normalizer(shares, logsumexp)
+        shares, logsumexp = finish._replace(gates=None).finished(shares, logsumexp)
         weights, total = jnp.moveaxis(shares, -2, -3), jnp.ones_like(total)
     factors = _dropout(inputs, dropout_rate)
     weights = weights if factors is None else weights * factors

@@ -35,11 +35,9 @@ Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 
+# Whether heads attend one by one, without sites, loops and hand-written gradients: so a
+# program is traced from which some are removed.
 apart = jax.make_user_context(False)
-"""Whether heads attend one by one, without sites, loops or hand-written gradients.
-
-So a program is traced from which some heads are removed.
-"""
 
 
 def attend(
@@ -136,9 +134,8 @@ def attend_within(
     if apart.value:
         key, value = (scores.repeat_heads(x, query.shape[-2]) for x in (key, value))
         inputs = Inputs(query, key, value, weighting.scoring(), rng=rng)
-        normalizer = weighting.normalizer or (lambda *results: results)
-        values, log_sum, _ = dense.formula(inputs, dropout_rate, normalizer)
-        values = values if weighting.gates is None else values * weighting.gates
+        values, log_sum, _ = dense.formula(inputs, dropout_rate, weighting)
+        values, log_sum = weighting._replace(normalizer=None).finished(values, log_sum)
         return values, attention_map.AttentionMap(query, key, log_sum, weighting, value)
     nonfinite = None
     if not isinstance(weighting.mask, masks.Full):

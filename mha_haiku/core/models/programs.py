@@ -27,11 +27,8 @@ def kept(function: Callable) -> Callable:
         arrays = [x for x in leaves if traces.is_array(x)]
         kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
         options = ("jax_enable_x64", "jax_default_matmul_precision")
-        context = (
-            implementations.apart.value,
-            *(getattr(jax.config, x) for x in options),
-        )
-        key = structure, *context, *kinds
+        key = structure, *(getattr(jax.config, name) for name in options), *kinds
+        key = *key, implementations.apart.value
         try:
             program = programs.get(key)
         except TypeError:  # an argument cannot be hashed

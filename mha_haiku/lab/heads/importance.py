@@ -121,7 +121,11 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
       >>> mh.heads.order(found.mean)[-1]  # the layer and head of the steepest slope
       (1, 0)
     """
-    _check_slope(subject)
+    if subject.metric is metrics.drift:
+        raise ValueError(
+            "metric must have a slope at the unedited model, where drift is smallest: "
+            "every gradient would be rounding; use ablation or attribution instead."
+        )
     options = {"metric": subject.metric, "ablation_value": ablation_value}
     slopes = _measured(subject, "gradient", _slopes, **options)
     _warn_if_flat(slopes, subject, ablation_value)
@@ -260,14 +264,6 @@ def _warn_if_flat(found: Any, subject: Measured, ablation_value: AblationValue) 
             f"all heads changes it by {change:.2g}: the metric is at its best with all "
             "heads open, and an order by these slopes is noise; use ablation or "
             "attribution instead."
-        )
-
-
-def _check_slope(subject: Measured) -> None:
-    if subject.metric is metrics.drift:
-        raise ValueError(
-            "metric must have a slope at the unedited model, where drift is smallest: "
-            "every gradient would be rounding; use ablation or attribution instead."
         )
 
 

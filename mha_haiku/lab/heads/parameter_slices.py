@@ -31,6 +31,8 @@ _MOST = 1e3  # larger parameters are constants, such as the scores of masks
 _LINEAR = levels.NEUTRAL | cuts.SUMS | {"add", "neg", "slice", "split", "concatenate"}
 
 Kept = dict[int, np.ndarray]  # the sorted indices that are left, of axes that are cut
+# What an equation takes of its inputs, what it returns, and parameters that differ.
+_Plan = tuple[list[Kept], list[Kept], dict[str, Any]] | None
 
 
 class _Slice(NamedTuple):
@@ -42,10 +44,11 @@ class _Slice(NamedTuple):
     def filled(self, whole: Any) -> Any:
         if self.value is not None and not self.kept:
             return self.value
-        zeros = jnp.zeros(whole.shape, whole.dtype)
-        if self.value is None:
-            return zeros
-        return zeros.at[np.ix_(*_indices(self.kept, whole.shape))].set(self.value)
+        zeros, at = (
+            jnp.zeros(whole.shape, whole.dtype),
+            _indices(self.kept, whole.shape),
+        )
+        return zeros if self.value is None else zeros.at[np.ix_(*at)].set(self.value)
 
     def taken(self, kept: Kept) -> Any:
         """Cuts the value down to fewer indices."""
@@ -53,8 +56,7 @@ class _Slice(NamedTuple):
         for axis, indices in kept.items():
             before = self.kept.get(axis, np.arange(value.shape[axis]))
             if len(indices) < len(before):
-                places = np.searchsorted(before, indices)
-                value = jnp.take(value, places, axis, mode="clip")
+                value = value.take(np.searchsorted(before, indices), axis, mode="clip")
         return value
 
 
@@ -86,11 +88,13 @@ def without_heads(
         inputs = [*slices(params), *map(_Slice, arrays[len(shapes) :])]
         return output_of(map(_Slice.filled, _run(closed, inputs), closed.out_avals))
 
+    def filled(params: Any) -> Any:
+        return tree.unflatten(map(_Slice.filled, slices(params), shapes))
+
     left = [
-        jnp.asarray(x)[:0] if y is None else x[np.ix_(*_indices(y, x.shape))]
+        x[:0] if y is None else _Slice(x).taken(y)
         for x, y in zip(leaves, all_kept, strict=True)
     ]
-    filled = lambda x: tree.unflatten(map(_Slice.filled, slices(x), shapes))  # noqa: E731
     return model._replace(apply=sites.blockwise(run)), tree.unflatten(left), filled
 
 
@@ -104,8 +108,7 @@ def _gated(
     return model_runs.run_edited(model, params, example, changes).logits
 
 
-ablated_output = model_runs.compiled(_gated)
-"""Makes a program for the output of a function whose heads have gates `[P, H]`."""
+ablated_output = model_runs.compiled(_gated)  # a program, for gates `[P, H]`
 
 
 @model_runs.compiled
@@ -141,19 +144,16 @@ def _kept(
     model: models.Model, params: Any, example: tasks.Example, gates: np.ndarray
 ) -> list[Kept | None]:
     """Finds what is left of each parameter; None if that is nothing."""
-    almost, ablated = (
-        jax.device_get(_acting(model)(params, example, jnp.maximum(gates, x)))
-        for x in (_ALMOST, 0.0)
-    )
+    runs = [_acting(model)(params, example, np.maximum(gates, x)) for x in (_ALMOST, 0)]
     result: list[Kept | None] = []
-    for pairs in map(zip, almost, ablated):
+    for pairs in map(zip, *jax.device_get(runs)):
         kept: Kept = {}
         for axis, (acts, stays) in enumerate(pairs):
             if len(clear := np.flatnonzero(acts | stays)):
                 # The gradient of a bias of keys, which moves all scores of a query
                 # alike, is rounding, of which some is 0: it goes between others.
-                order, last = np.arange(len(stays)), len(clear) - 1
-                after = np.minimum(np.searchsorted(clear, order), last)
+                order = np.arange(len(stays))
+                after = np.minimum(np.searchsorted(clear, order), len(clear) - 1)
                 before = np.searchsorted(clear, order, side="right") - 1
                 stays = stays[clear[after]] | stays[clear[np.maximum(before, 0)]]
                 kept |= {} if stays.all() else {axis: np.flatnonzero(stays)}
@@ -184,16 +184,16 @@ def _step(eqn: core.JaxprEqn, inputs: list[_Slice]) -> list[_Slice]:
     if any(are_zeros) or any(x.kept for x in inputs):
         if name in (*jaxprs.CALLS, *jaxprs.CUSTOM, *jaxprs.REMAT):
             return _run(*jaxprs.inner(eqn), inputs)
-        is_linear = all(are_zeros) and name in _LINEAR
-        if is_linear or any(are_zeros) and name in ("mul", "dot_general"):
+        is_product = any(are_zeros) and name in ("mul", "dot_general")
+        if is_product or all(are_zeros) and name in _LINEAR:
             return [_Slice(None)] * len(eqn.outvars)
     rows = ([levels.Value(x.aval, 0) for x in y] for y in (eqn.invars, eqn.outvars))
     before, after = rows
     equation = levels.Equation(eqn, name, 0, (), before, False, after)
     kept = [x.kept for x in inputs]
-    plan = _of_places if name in ("reshape", "slice", "split") else _of_axes
-    planned = plan(equation, kept) if any(kept) else None
-    if planned is None:
+    by_marks = name in ("reshape", "split") or eqn.params.get("strides", 0) is None
+    planned = any(kept) and (_of_places if by_marks else _of_axes)(equation, kept)
+    if not planned:
         values = [x.filled(y.aval) for x, y in zip(inputs, before, strict=True)]
         return [*map(_Slice, cuts.outputs(equation, values))]
     takes, results, params = planned
@@ -205,11 +205,7 @@ def _step(eqn: core.JaxprEqn, inputs: list[_Slice]) -> list[_Slice]:
     return [*map(_Slice, cuts.outputs(equation, values), results)]
 
 
-# What an equation takes of its inputs, what it returns, and parameters that differ.
-_Plan = tuple[list[Kept], list[Kept], dict[str, Any]]
-
-
-def _of_axes(equation: levels.Equation, kept: list[Kept]) -> _Plan | None:
+def _of_axes(equation: levels.Equation, kept: list[Kept]) -> _Plan:
     """Plans an equation that keeps the axes of slices, or sums over them."""
     inputs: list[Kept] = [{} for _ in kept]
     outputs: list[Kept] = [{} for _ in equation.outputs]
@@ -231,37 +227,31 @@ def _of_axes(equation: levels.Equation, kept: list[Kept]) -> _Plan | None:
             is_sum = equation.name in cuts.SUMS
             if not (is_sum and cut(cuts.of_sum(equation, n, axis))):
                 return None
-    params = {}
-    if (name := cuts.SIZES.get(equation.name)) is not None:
-        of_output = equation.name == "broadcast_in_dim"
-        own = (outputs if of_output else inputs)[0]
-        sizes = enumerate(equation.params[name])
-        params[name] = tuple(len(own[i]) if i in own else x for i, x in sizes)
-    return inputs, outputs, params
+    name = cuts.SIZES.get(equation.name)
+    own = (outputs if equation.name == "broadcast_in_dim" else inputs)[0]
+    sizes = enumerate(equation.params[name] if name else ())
+    shape = tuple(len(own[i]) if i in own else size for i, size in sizes)
+    return inputs, outputs, {name: shape} if name else {}
 
 
-def _of_places(equation: levels.Equation, kept: list[Kept]) -> _Plan | None:
+def _of_places(equation: levels.Equation, kept: list[Kept]) -> _Plan:
     """Plans an equation that moves numbers, by where it moves marks of what is left."""
     (value,), rows = equation.inputs, _indices(kept[0], equation.inputs[0].shape)
     marks = np.zeros(value.shape, bool)
     marks[np.ix_(*rows)] = True
     with jax.ensure_compile_time_eval():
         moved = [*map(np.asarray, cuts.outputs(equation, [marks]))]
-    sides = [_sides(x) for x in moved]
+    sides = [*map(_sides, moved)]
     sizes = [tuple(int(x.sum()) for x in y) for y in sides]
     if [x.sum() for x in moved] != [math.prod(x) or -1 for x in sizes]:
         return None  # not slices
-    outputs = [
-        {i: np.flatnonzero(x) for i, x in enumerate(y) if not x.all()} for y in sides
-    ]
-    if equation.name == "reshape":
+    left = ({i: x for i, x in enumerate(y) if not x.all()} for y in sides)
+    outputs = [{i: np.flatnonzero(x) for i, x in y.items()} for y in left]
+    name, params = equation.name, equation.params
+    if name == "reshape":
         return kept, outputs, {"new_sizes": sizes[0]}
-    if equation.name == "split":
-        axis = equation.params["axis"]
-        return kept, outputs, {"sizes": tuple(x[axis] for x in sizes)}
+    if name == "split":
+        return kept, outputs, {"sizes": tuple(x[params["axis"]] for x in sizes)}
     names = "start_indices", "limit_indices"
-    if equation.params["strides"] is not None:
-        return _of_axes(equation, kept)
-    bounds = (map(np.searchsorted, rows, equation.params[x]) for x in names)
-    numbers = [tuple(map(int, x)) for x in bounds]
-    return kept, outputs, dict(zip(names, numbers, strict=True))
+    bounds = {x: tuple(map(int, map(np.searchsorted, rows, params[x]))) for x in names}
+    return kept, outputs, bounds

@@ -74,22 +74,12 @@ def fit_gates(
     parts = parts_of(subject)
     names = [f"{part.path}/heads".removeprefix("/") for part in parts]
 
-    def apply(
-        params: Any,
-        rng: jax.Array,
-        inputs: jax.Array,
-        *,
-        is_training: bool,
-        **given: Any,
-    ) -> models.Output:
+    def apply(params: Any, rng: jax.Array, inputs: Any, **given: Any) -> models.Output:
         keys = jax.random.split(rng, len(params["log_alpha"]))
-        gates = [
-            hard_concrete.sample(logits, key)
-            for logits, key in zip(params["log_alpha"], keys, strict=True)
-        ]
-        del is_training  # no dropout: the gates are the only randomness
+        gates = [*map(hard_concrete.sample, params["log_alpha"], keys)]
         gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
-        return gated(params["model"], None, inputs, **given, is_training=False)
+        given["is_training"] = False  # no dropout: the gates are the only randomness
+        return gated(params["model"], None, inputs, **given)
 
     slope = jax.grad(lambda x: penalty * hard_concrete.open_probability(x).sum())
 
@@ -103,8 +93,8 @@ def fit_gates(
     # The penalty depends only on the gates: its gradient is added to that of the loss,
     # without the model. The gradient of frozen parameters is 0, and so Adam's step.
     of_gates = optax.chain(optax.stateless(add_penalty), optax.adam(gate_learning_rate))
-    parts_trained = {"model": tuned, "log_alpha": of_gates}
-    optimizer = optax.partition(parts_trained, {name: name for name in parts_trained})
+    both = {"model": tuned, "log_alpha": of_gates}
+    optimizer = optax.partition(both, {name: name for name in both})
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
         model._replace(apply=apply),
@@ -164,7 +154,7 @@ def learn_gates(
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
       scratch: Whether to train the same model from scratch too.
-      examples: Of a wrapped model, or an iterable of them. Defaults to its own.
+      examples: What a wrapped model trains on, or an iterable. Defaults to its own.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
@@ -186,8 +176,7 @@ def learn_gates(
         pruned = _without_ablated(subject.replace(params=params), learned, penalty)
         folder = checks.as_path(out) / "pruned"
         tuned = pruned.train(folder, steps=tuning_steps, examples=examples)
-        found = (subject, pruned, tuned)
-        points = prune_sweep.points(found, _NAMES, tuned.batches)
+        points = prune_sweep.points((subject, pruned, tuned), _NAMES, tuned.batches)
         return prune_sweep.Pruned(title, pruned, points)
     subject = check_task(subject, "learn_gates")
     if "loss" not in subject.task.metrics:
@@ -197,15 +186,12 @@ def learn_gates(
         )
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
-    by_name = dict(
-        zip(_NAMES, (subject, pruned, Subject.of_folder(folder)), strict=True)
-    )
+    tuned = Subject.of_folder(folder)
+    by_name = dict(zip(_NAMES, (subject, pruned, tuned), strict=True))
     # Training from scratch cannot make up for pretraining.
     if scratch and not imported_runs.is_imported(subject.config):
-        config = by_name[_NAMES[-1]].config
-        config = config.replace(
-            training=dict(steps=subject.step + steps + tuning_steps)
-        )
+        total = subject.step + steps + tuning_steps
+        config = tuned.config.replace(training=dict(steps=total))
         other = Path(out) / "scratch"
         if loop.train(config, other).interrupted:
             raise KeyboardInterrupt

@@ -23,12 +23,7 @@ from mha_haiku.subjects.subject import Part, Subject, has_task, parts_of, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
 from mha_haiku.training import tasks
 
-_METRICS = (
-    "drift",
-    "exact_match",
-    "accuracy",
-    "loss",
-)  # the first that a run has is drawn
+_METRICS = "drift", "exact_match", "accuracy", "loss"  # the first there is is drawn
 _TIMED_SECONDS = 1.0
 
 
@@ -201,10 +196,7 @@ def sweep(
 def points(
     subjects: Sequence[Subject], names: Sequence[str] = (), examples: Any = None
 ) -> list[Point]:
-    """Measures metrics, size and speed of subjects, the whole one first.
-
-    Wrapped models are measured on examples, runs on held-out ones.
-    """
+    """Measures subjects, the whole one first; wrapped models on these examples."""
     whole = vectors = None
     result = []
     for i, pruned in enumerate(
@@ -217,7 +209,7 @@ def points(
         before, after = _alternating(whole, timed)
         result.append(
             Point(
-                layers=pruned.removed.parts if pruned.removed else parts_of(pruned),
+                layers=pruned.left or parts_of(pruned),
                 metrics=quality.held_out(pruned, vectors)
                 if has_task(pruned)
                 else quality.metrics(pruned, examples=examples),

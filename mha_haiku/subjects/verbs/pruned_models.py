@@ -21,7 +21,6 @@ from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs, parameter_slices, pruning
 from mha_haiku.subjects import computation
 from mha_haiku.subjects.subject import (
-    Removed,
     Subject,
     check_parameters,
     check_task,
@@ -266,12 +265,10 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
         row[: len(before)] = np.isin(before, after)
     if gates.all():
         return subject
-    whole, origin = subject.model, subject.params
-    model, params, filled = parameter_slices.without_heads(
-        whole, origin, example, gates
-    )
+    whole, old = subject.model, subject.params
+    model, params, filled = parameter_slices.without_heads(whole, old, example, gates)
     program, smaller = parameter_slices.ablated_output(whole), model_runs.logits(model)
-    ablated = functools.partial(program, origin, example, gates)
+    ablated = functools.partial(program, old, example, gates)
     pruned = functools.partial(smaller, params, example)
     if not are_close(ablated(), pruned()):
         why = "computes something else without their parameters than with heads ablated"
@@ -281,14 +278,16 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
         min(timeit.repeat(lambda x=x: jax.block_until_ready(x()), number=1))
         for x in (ablated, pruned)
     )
-    fill = subject.removed.filled if subject.removed else lambda params: params
-    size = sum(x.size for x in jax.tree.leaves(fill(origin)))
-    removed = Removed(
-        [x._replace(names=tuple(row)) for x, row in zip(parts, keep, strict=True)],
+    fill = subject.filled or (lambda params: params)
+    size = sum(x.size for x in jax.tree.leaves(fill(old)))
+    return subject.replace(
+        model=model,
+        params=params,
+        certifier=None,
+        left=[x._replace(names=tuple(y)) for x, y in zip(parts, keep, strict=True)],
         filled=lambda params: fill(filled(params)),
         saving=f" of {size:,}, {second / first:.2f} of the time",
     )
-    return subject.replace(model=model, params=params, certifier=None, removed=removed)
 
 
 def are_close(one: jax.Array, other: jax.Array) -> bool:

@@ -62,17 +62,17 @@ def _save_wrapped(subject: Subject, folder: Path, own_layout: bool) -> Path:
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise checks.ConfigError(f"{folder} must be a new or an empty folder.")
     module, params = subject.module, subject.params
-    removed = None if own_layout else subject.removed
-    whole = removed.filled(params) if removed else params
+    filled = None if own_layout else subject.filled
+    whole = params if filled is None else filled(params)
     folder.mkdir(parents=True, exist_ok=True)
     if own_layout or module is None:
         name = functools.partial(jax.tree_util.keystr, simple=True, separator="/")
         named = {name(x): y for x, y in jax.tree_util.tree_leaves_with_path(whole)}
         arrays.write_safetensors(folder / "model.safetensors", named)
         return folder
-    if removed and (smaller := _smaller(subject, module)) is not None:
+    if filled is not None and (smaller := _smaller(subject, module)) is not None:
         module, whole = smaller, params
-    elif removed:
+    elif filled is not None:
         _logger.warning(
             "pruned heads are written with weights of 0, as this module has no fewer; "
             "own_layout=True leaves them out."

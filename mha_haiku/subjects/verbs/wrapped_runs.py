@@ -53,7 +53,7 @@ def train(
       subject: The model.
       workdir: The run's folder.
       steps: Number of steps.
-      examples: Of a wrapped model, or an iterable of them. Defaults to its own.
+      examples: What a wrapped model trains on, or an iterable. Defaults to its own.
       optimizer: Of optax, for a wrapped model, as all that follows. Defaults to adamw
         at 1e-4.
       loss: A metric. Defaults to the one of `mh.wrap`, a module's own loss, or `loss`.
