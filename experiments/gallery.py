@@ -106,11 +106,42 @@ def t5() -> Any:
     "ViT on a picture: a patch is shaded by the weight that it gets (random weights)."
 )
 def vit() -> Any:
-    y, x = np.mgrid[-1:1:32j, -1:1:32j]
-    picture = np.stack([np.hypot(x, y) < 0.6, x > 0, y > 0]).astype(np.float32)[None]
     sizes = dict(image_size=32, patch_size=4, hidden_size=32, num_hidden_layers=2)
     sizes |= dict(num_attention_heads=4, intermediate_size=64)
-    return _transformer("ViT", picture, **sizes)
+    return _transformer("ViT", _picture(), **sizes)
+
+
+def _picture() -> np.ndarray:
+    y, x = np.mgrid[-1:1:32j, -1:1:32j]
+    parts = np.stack([np.hypot(x, y) < 0.6, x > 0, y > 0])
+    return parts.astype(np.float32)[None]
+
+
+@page(
+    "A text with a picture in LLaVA: a chosen word lights up the picture where it "
+    "looks, and its share is said; two towers, each with its axes (random weights)."
+)
+def llava() -> Any:
+    of_both = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    of_both |= dict(intermediate_size=64)
+    vision = dict(of_both, model_type="clip_vision_model", image_size=32, patch_size=4)
+    text = dict(of_both, model_type="llama", vocab_size=99)
+    tokens = np.array([[1, *[98] * 64, *range(5, 14)]])
+    inputs = {"input_ids": tokens, "pixel_values": _picture()}
+    sizes = dict(vision_config=vision, text_config=text, image_token_index=98)
+    return _transformer("Llava", inputs, **sizes)
+
+
+@page("Whisper: cross-attention of words over the seconds of a sound (random weights).")
+def whisper() -> Any:
+    sound = np.random.default_rng(0).normal(size=(1, 8, 100)).astype(np.float32)
+    inputs = {"input_features": sound, "decoder_input_ids": np.arange(5, 17)[None]}
+    sizes = dict(vocab_size=99, d_model=32, num_mel_bins=8, max_source_positions=50)
+    for side in ("encoder", "decoder"):
+        of_side = dict(layers=2, attention_heads=4, ffn_dim=64)
+        sizes |= {f"{side}_{name}": x for name, x in of_side.items()}
+    tokens = dict(pad_token_id=0, bos_token_id=1, eos_token_id=2)
+    return _transformer("Whisper", inputs, decoder_start_token_id=1, **tokens, **sizes)
 
 
 @page(

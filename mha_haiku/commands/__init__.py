@@ -8,7 +8,7 @@ with keyword parameters, decorated by `command` (`table`):
     def count_heads(*, run: groups.Run, layer: int = 0) -> None:
         '''Counts the heads of a layer of a run.
 
-        Args:
+Args:
           layer: The layer.
         '''
 

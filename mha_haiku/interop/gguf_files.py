@@ -81,9 +81,11 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
             offset, kinds = orig_offs, gguf.GGUFValueType
             if raw_type != kinds.ARRAY or self.byte_order != "I":
                 return super()._get_field_parts(offset, raw_type)
-            data = memoryview(self.data)
-            kind, count = struct.unpack_from("=IQ", data, offset)
-            at, parts, dtype = offset + 12, [], self.gguf_scalar_to_np.get(kind)
+            memory: Any = self.data
+            data = memoryview(memory)
+            number, count = struct.unpack_from("=IQ", data, offset)
+            kind, at, parts = kinds(number), offset + 12, []
+            dtype = self.gguf_scalar_to_np.get(kind)
             if dtype is not None:
                 parts = [self._get(at, dtype, count)]
                 at += parts[0].nbytes
@@ -94,7 +96,7 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
                     parts.append(data[at - size : at])
             else:
                 return super()._get_field_parts(offset, raw_type)
-            types = [kinds.ARRAY, kinds(kind)][: 1 + bool(count)]
+            types = [kinds.ARRAY, kind][: 1 + bool(count)]
             return at - offset, parts, [*range(len(parts))], types
 
     try:

@@ -72,6 +72,7 @@ def known(
     *,
     tokens: Array | np.ndarray | None = None,
     separators: Array | np.ndarray | None = None,
+    pictures: Array | np.ndarray | None = None,
     lengths: Array | np.ndarray | None = None,
 ) -> Seen:
     """Measures the heads of a whole map `[B..., H, T, S]`.
@@ -81,14 +82,18 @@ def known(
       kind: The kind of its layer, for the roles of heads.
       tokens: The tokens of the queries, which some statistics and roles need.
       separators: `[B..., S]` booleans, keys that are separators, for a role.
+      pictures: `[B..., S]` booleans, keys that are image tokens.
       lengths: Numbers of valid keys. Defaults to all keys.
     """
     found = attention_map.statistics(tokens=tokens, positions=separators)
     evidence = heads.role_evidence(
-        attention_map, found, kind, tokens=tokens, lengths=lengths
+        attention_map, found, kind, tokens=tokens, lengths=lengths, pictures=pictures
     )
     places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
     numbers, places = _flat((statistics.per_head(found), places), attention_map)
+    if "on_image" in evidence:
+        share, has_words = jnp.moveaxis(evidence["on_image"], -1, 0)
+        numbers["on_image"] = jnp.where(has_words > 0, share, jnp.nan)
     return Seen(numbers, evidence, places)
 
 
@@ -252,40 +257,52 @@ def map_set(
 ) -> MapSet:
     """Reads maps, in one pass over each.
 
-    With several kinds of layers the texts belong to cross maps. `layers` are indices of
-    layers, and `only` is the index of one example; by default all layers, the first
-    examples. Without `has_numbers` there are no statistics, which take a second.
+    With several kinds of layers the texts belong to the last one, to cross maps, but
+    for those kinds that have their own `sides`. `layers` are indices of layers, and
+    `only` is the index of one example; by default all layers, the first examples.
+    Without `has_numbers` there are no statistics, which take a second.
     """
     pairs = list(text_maps.layers_of(found.maps).items())
     # The last: with a decoder that is a cross map, which has both texts.
-    *batch_shape, _, num_queries, num_keys = pairs[-1][1].shape
+    last, (*batch_shape, _, num_queries, num_keys) = pairs[-1][0], pairs[-1][1].shape
     count = math.prod(batch_shape)
     queries = text_maps.texts("tokens", found.tokens, count, num_queries)
     keys = text_maps.texts("key_tokens", found.key_tokens, count, num_keys)
     if not keys and num_queries == num_keys:
         keys = queries
-    has_ids = has_numbers and queries and queries == keys and not found.images
+    has_text = found.sides or not found.images
+    has_ids = has_numbers and queries and queries == keys and has_text
     if layers is not None:
         pairs = [pairs[i] for i in layers]
     longest = max(max(attention_map.shape[-2:]) for _, attention_map in pairs)
     bins = None if longest <= WHOLE else _BINS
-    tokens = separators = None
+    marks: dict[str, Any] = {}
     if has_ids and bins is None:
-        tokens = text_maps.token_ids(queries, batch_shape)
-        separators = text_maps.separators(keys, batch_shape)
+        marks["tokens"] = text_maps.token_ids(queries, batch_shape)
+        # A head that attends to the first position has another role.
+        told = {"separators": (labels.is_special, 1)}
+        told |= {"pictures": (labels.is_of_image,)} if found.sides else {}
+        for key, which in told.items():
+            marks[key] = text_maps.marked(keys, batch_shape, *which)
     chosen = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
-    options = dict(tokens=tokens, separators=separators, has_numbers=has_numbers)
-    options |= dict(examples=np.array(chosen), bins=bins)
-    seen = [  # each on the host before the next is read
-        jax.device_get(see_alone(attention_map, kind=layer.kind, **options))
-        for layer, attention_map in pairs
-    ]
-    examples, has_kinds = [], any(layer.kind for layer, _ in pairs)
+    seen = []
+    for layer, attention_map in pairs:
+        options = {"bins": bins, "has_numbers": has_numbers}
+        options |= marks if not found.sides or layer.kind == last.kind else {}
+        options["kind"] = "cross" if layer.kind.endswith("cross") else layer.kind
+        # Of several parts of a picture the last one, which is the whole.
+        total = math.prod(attention_map.shape[:-3])
+        places = (np.array(chosen) + 1) * max(1, total // count) - 1
+        options["examples"] = np.minimum(places, total - 1)
+        # Each is on the host before the next is read.
+        seen.append(jax.device_get(see_alone(attention_map, **options)))
+    examples, has_kinds = [], any(x.kind for x, _ in pairs) and not found.sides
     for n in chosen:
         place = ", ".join(map(str, np.unravel_index(n, batch_shape or (1,))))
         of_keys = keys[n] if keys else [""] * num_keys
         of_queries = queries[n] if queries else [""] * num_queries
         text = labels.beginning(of_queries if has_kinds else of_keys, _LONGEST_NAME)
+        own = {} if has_kinds else {"kinds": _kinds(found.sides, n, bins)}
         examples.append(
             example(
                 f"example {place}" + (f": {text}" if text and count > 1 else ""),
@@ -294,12 +311,25 @@ def map_set(
                 has_kinds=has_kinds,
                 bins=bins,
                 images=found.images[n] if found.images else None,
+                **own,
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
     columns = {**whole.columns, **found.columns}
     whole = dataclasses.replace(whole, columns=columns, missing=found.missing)
     return with_why(whole, found.why) if found.why and only is None else whole
+
+
+def _kinds(
+    sides: Mapping[str, text_maps.Side], n: int, bins: int | None
+) -> dict[str, Axes]:
+    """Makes the axes of an example's other towers."""
+
+    def axes(side: text_maps.Side) -> Axes:
+        queries, keys = (_axis(x[n], bins) for x in side[:2])
+        return Axes(queries, keys, None, False, side.images[n] if side.images else None)
+
+    return {kind: axes(side) for kind, side in sides.items()}
 
 
 def examples_of(

@@ -7,16 +7,24 @@ import copy
 import dataclasses
 import math
 import os
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from mha_haiku.core import attention, display, models
 from mha_haiku.core.attention import map_sites
 from mha_haiku.lab.heads import model_runs
-from mha_haiku.records import Layer, labels
+from mha_haiku.records import Layer
 from mha_haiku.records.heads import Columns
+
+
+class Side(NamedTuple):
+    """The texts along the maps of a kind of layers, of N examples."""
+
+    tokens: Sequence[Sequence[str]]  # of T queries
+    key_tokens: Sequence[Sequence[str]]  # of S keys
+    images: Sequence[np.ndarray] = ()  # of the keys
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
@@ -37,6 +45,8 @@ class TextMaps(Sequence):
     tokens: Any = None  # the text of T queries, as `mh.show` takes it
     key_tokens: Any = None  # of S keys
     images: Sequence[np.ndarray] = ()  # of the keys of each example, uint8
+    # Of kinds of layers, other than the last, that have neither text.
+    sides: Mapping[str, Side] = dataclasses.field(default_factory=dict)
     why: tuple[Any, ...] = ()  # of one text, `heads.why.Cells`, which the page shows
     name: str = ""  # of the model, for the title of a page
     columns: Columns = dataclasses.field(default_factory=dict)  # numbers of all heads
@@ -98,14 +108,14 @@ def _with_texts(whole: TextMaps, place: Any) -> TextMaps:
     if place is None:
         return whole
     layer, one = [*layers_of(whole.maps).items()][place]
-    tokens, key_tokens = whole.tokens, whole.key_tokens
-    if layer.kind == "encoder":
+    tokens, key_tokens, images = whole.tokens, whole.key_tokens, whole.images
+    if layer.kind in whole.sides:
+        tokens, key_tokens, images = whole.sides[layer.kind]
+    elif layer.kind == "encoder":
         tokens, key_tokens = key_tokens, None
     elif layer.kind == "decoder":
         key_tokens = None
-    return TextMaps(
-        {layer.name: one}, tokens, key_tokens, whole.images, name=whole.name
-    )
+    return TextMaps({layer.name: one}, tokens, key_tokens, images, name=whole.name)
 
 
 def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
@@ -118,9 +128,11 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         kinds = tuple(kind for kind, count in pairs for _ in range(count))
     elif isinstance(value, Mapping | list | tuple):
         # Of a wrapped encoder-decoder, modules have the names.
-        kinds = [model_runs.kind_of(str(name)) for name in value]
+        kinds = model_runs.kinds_by_path([str(name) for name in value])
         if not isinstance(value, Mapping) or len(set(kinds)) == 1:
             kinds = [""] * len(value)
+        else:
+            kinds = _by_size(kinds, list(value.values()))
     else:
         raise TypeError(
             "maps must be an AttentionMap, a list or a dict of them, got "
@@ -155,6 +167,15 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         if not any(x.heads for x in found if x.kind == kind):
             raise ValueError("maps must have heads, got none in any of them.")
     return found
+
+
+def _by_size(kinds: Sequence[str], maps: Sequence[Any]) -> list[str]:
+    """Makes kinds of the sizes in a tower, such as those of windows of a picture."""
+    sizes = [" x ".join(map(str, getattr(x, "shape", ())[-2:])) for x in maps]
+    pairs = [*zip(kinds, sizes, strict=True)]
+    alone = {x for x in kinds if len({size for y, size in pairs if x == y}) == 1}
+    alone |= {*models.KINDS}
+    return [kind if kind in alone else f"{kind} {size}" for kind, size in pairs]
 
 
 def check_sizes(maps: Mapping[str, attention.AttentionMap]) -> None:
@@ -205,14 +226,17 @@ def token_ids(
     return ids.reshape(*batch_shape, texts.shape[1]).astype(np.int32)
 
 
-def separators(
-    tokens: Sequence[Sequence[str]], batch_shape: Sequence[int]
+def marked(
+    tokens: Sequence[Sequence[str]],
+    batch_shape: Sequence[int],
+    is_marked: Callable[[str], bool],
+    start: int = 0,
 ) -> np.ndarray | None:
-    """Marks special tokens `[B..., T]` past the first position, None without any."""
+    """Marks tokens `[B..., T]` from a position on, None without any."""
     rows = tokens[: math.prod(batch_shape)]
-    marked = np.array([[labels.is_special(token) for token in row] for row in rows])
-    marked[:, 0] = False  # a head that attends to it has another role
-    return marked.reshape(*batch_shape, -1) if marked.any() else None
+    marks = np.array([[is_marked(token) for token in row] for row in rows])
+    marks[:, :start] = False
+    return marks.reshape(*batch_shape, -1) if marks.any() else None
 
 
 def _are_maps(value: Any) -> bool:

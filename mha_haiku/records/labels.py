@@ -19,7 +19,9 @@ _SPECIAL = re.compile(
     r"|<(pad|bos|eos|sos|cls|sep|start|end|start_of_turn|end_of_turn)>"
 )
 
-_PLACE = re.compile(r"\d+,\d+|[\d.]+s")  # of a patch of a picture, or of a sound
+_PLACE = re.compile(r"[\d.]+s|query \d+")  # of a sound, or learned
+PATCH = re.compile(r"(\d+),(\d+)")  # its row and column in a picture
+_OF_IMAGE = re.compile(rf"{PATCH.pattern}|\[image \d+\]")
 
 
 def beginning(tokens: Sequence[str], longest: int) -> str:
@@ -38,7 +40,13 @@ def beginning(tokens: Sequence[str], longest: int) -> str:
 
 def _is_no_word(token: str) -> bool:
     """Whether a token is special, or a place in a picture or a sound."""
-    return is_special(token) or _PLACE.fullmatch(token) is not None
+    is_place = is_of_image(token) or _PLACE.fullmatch(token) is not None
+    return is_special(token) or is_place
+
+
+def is_of_image(token: str) -> bool:
+    """Whether a token stands for a part of a picture: "2,3", "[image 5]"."""
+    return _OF_IMAGE.fullmatch(token) is not None
 
 
 def pieces(tokens: Sequence[str]) -> list[str]:

@@ -64,12 +64,14 @@ class Axes(NamedTuple):
       alignment: Booleans `[T, S]` of positions (not bins): the keys that a query should
         look at, as the task knows; None where it does not.
       has_answers: Whether these queries give the example's answers.
+      images: Images of the keys, as in `Example`.
     """
 
     queries: Axis
     keys: Axis
     alignment: np.ndarray | None = None
     has_answers: bool = True
+    images: np.ndarray | None = None
 
     @property
     def pooling(self) -> str:
@@ -163,7 +165,8 @@ class Example(NamedTuple):
 
     def axes(self, layer: "Layer") -> Axes:
         """Returns the axes along the maps of a layer."""
-        return self.kinds.get(layer.kind) or Axes(self.queries, self.keys)
+        own = Axes(self.queries, self.keys, images=self.images)
+        return self.kinds.get(layer.kind) or own
 
     def masked_cells(self, layer: int) -> np.ndarray | None:
         """Returns `masked` of a layer, `[P, Q]` or `[H, P, Q]`, or None."""

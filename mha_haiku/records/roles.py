@@ -26,6 +26,9 @@ ROLES = {
     "own_position": Role(0.5, "from each token to itself", "mass on the diagonal"),
     "first_token": Role(0.5, "to the first token", "mass on position 0, a sink"),
     "separator": Role(0.5, "to separators", "mass on separators, such as [SEP]"),
+    "on_image": Role(
+        0.5, "to the picture", "mass of words on image tokens, of those that see one"
+    ),
     "induction": Role(
         0.5,
         "to what followed the same token before",

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mha_haiku.core import checks
 from mha_haiku.records import labels
 from mha_haiku.records.map_set import Axis, MapSet
 from mha_haiku.showing import canvas
@@ -157,6 +158,66 @@ def of_example(
         for axes in low:
             _label(axes, keys, "x", inches[1])
     return sheet
+
+
+def of_picture(
+    maps: MapSet,
+    query: int | str,
+    *,
+    size: tuple[float, float] | None = None,
+    title: str | None = None,
+) -> "Figure":
+    """Draws the picture of a set of one example under the weights of a query.
+
+    The query is a position, or the text of the last of some. The mean of all heads is
+    above a row for each layer; titles have the share that is on the picture.
+    """
+    (one,) = maps.examples
+    sides = one.axes(maps.layers[0])
+    texts = sides.keys.tokens
+    # Of several parts of a picture the last one, which is the whole.
+    places = {x: i for i, x in enumerate(texts) if labels.PATCH.fullmatch(x)}
+    if sides.images is None or not places or sides.keys.is_pooled:
+        raise ValueError("query= is for maps whose keys are patches of a picture.")
+    at = _place(sides.queries, query)
+    corners = [tuple(map(int, x.split(","))) for x in places]
+    rows, columns = (1 + max(x) for x in zip(*corners, strict=True))
+    order = [places[f"{i},{j}"] for i in range(rows) for j in range(columns)]
+    patches = sides.images[order].reshape(rows, columns, *sides.images.shape[1:])
+    picture = np.concatenate(np.concatenate(patches, 1), 1)
+    is_image = np.array([labels.is_of_image(x) for x in texts])
+    panels = {
+        (1 + i, h): (f"{layer.name}, head {head}", one.weights[i][h][at])
+        for i, layer in enumerate(maps.layers)
+        for h, head in enumerate(layer.heads)
+    }
+    panels[0, 0] = "mean of heads", np.mean([x for _, x in panels.values()], 0)
+    lines, across = (1 + max(x) for x in zip(*panels, strict=True))
+    size = size or (across * _SIDE + 0.4, lines * (_SIDE * rows / columns + 0.3) + 0.5)
+    if title is None:
+        title = f"Where {sides.queries.tokens[at].strip()!r} looks in the picture"
+    sheet = canvas.sheet(*size, title=_literal(title))
+    grid = sheet.subplots(lines, across, squeeze=False)
+    for axes in grid.flat:
+        axes.set_axis_off()
+    height, width = (x - 0.5 for x in picture.shape[:2])
+    style = {"cmap": "viridis", "alpha": 0.6, "interpolation": "nearest", "vmin": 0}
+    for place, (name, weights) in panels.items():
+        cells = weights[order].reshape(rows, columns)
+        grid[place].imshow(picture)
+        grid[place].imshow(cells, extent=(-0.5, width, height, -0.5), **style)
+        share = weights[is_image].sum() / max(weights.sum(), 1e-30)
+        name = _literal(f"{name}: {share:.0%}", 60)
+        grid[place].set_title(name, fontsize=8, parse_math=False)
+    return sheet
+
+
+def _place(queries: Axis, query: int | str) -> int:
+    if not isinstance(query, str):
+        return checks.integer_in("query", query, -queries.bins, queries.bins - 1)
+    texts = [x.strip() for x in queries.tokens]
+    checks.choice("query", query.strip(), [*dict.fromkeys(texts)])
+    return len(texts) - 1 - texts[::-1].index(query.strip())
 
 
 def _named(side: str, axis: Axis) -> str:

@@ -133,12 +133,13 @@ def _draw_bars(
     places = tuple(order.T)
     errors = _errors(numbers)
     kinds = list(dict.fromkeys(layer.kind for layer in layers if layer.kind))
-    colors = [canvas.KINDS.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
+    paint = {x: canvas.KINDS.get(x, f"C{i + 3}") for i, x in enumerate(kinds)}
+    colors = [paint.get(layers[i].kind, "tab:blue") for i, _ in order.tolist()]
     spread = None if errors is None else errors[places]
     heights = numbers.mean[places]
     axes.bar(range(len(order)), heights, yerr=spread, color=colors, capsize=2)
     if kinds:
-        legend = [patches.Patch(color=canvas.KINDS[x], label=x) for x in kinds]
+        legend = [patches.Patch(color=paint[x], label=x) for x in kinds]
         axes.legend(handles=legend, fontsize=7)
     axes.axhline(0, color="0.5", lw=0.5)
     label = "" if numbers.label == name else numbers.label

@@ -220,7 +220,8 @@ def _kind(axes: Axes) -> dict[str, Any]:
     sides = _sides(axes)
     if axes.alignment is not None:
         sides["alignment"] = np.argwhere(axes.alignment).tolist()
-    return sides | {"images": None} | ({} if axes.has_answers else {"answers": None})
+    sides["images"] = _images(axes.images)
+    return sides | ({} if axes.has_answers else {"answers": None})
 
 
 def _sides(axes: Axes | Example) -> dict[str, Any]:

@@ -116,10 +116,11 @@ def spread(subject: Subject, example: tasks.Example) -> tasks.Example:
     return example if placement is None else placement.spread(example)
 
 
-def separators(subject: Subject) -> tuple[int, ...]:
-    """Lists the special tokens that end texts, such as [SEP], if they are known."""
+def marks(subject: Subject) -> model_runs.Marks:
+    """Lists the special tokens of which there are roles, if they are known."""
     encoder = getattr(subject.task, "encoder", None)
-    return () if encoder is None else tuple(encoder.after)
+    ends = () if encoder is None else tuple(encoder.after)
+    return ends, subject.codec.image_tokens
 
 
 def observed(
@@ -303,17 +304,20 @@ def _later(
     model: models.Model, params: Any, batch: tasks.Example
 ) -> dict[str, jax.Array]:
     """Computes the largest share of a query's weights on later keys, per map."""
-    size = np.shape(batch.inputs)[1]
+    size, counted = np.shape(batch.inputs)[1], jnp.asarray(batch.weights)[:, None] > 0
 
-    def later(map_: attention.AttentionMap) -> jax.Array:
-        if map_.shape[-2:] != (size, size) or not map_.shape[-3]:
+    def later(map_: attention.AttentionMap, kind: str) -> jax.Array:
+        is_own = model_runs.reads_tokens(kind) and map_.shape[-2:] == (size, size)
+        if not is_own or not map_.shape[-3]:
             return jnp.zeros(())
         map_ = model_runs.without_padding(map_, model, batch, "")
         mask = map_.weighting.mask & masks.causal()
         causal = dataclasses.replace(map_, weighting=map_.weighting._replace(mask=mask))
-        return (map_.row_sums() - causal.row_sums()).max()
+        # Parts of a picture may see each other: they predict no token.
+        return jnp.where(counted, map_.row_sums() - causal.row_sums(), 0).max()
 
-    return model_runs.look(model, params, batch, {"*/map": later}, strict=False)[1]
+    at = model_runs.by_kind(later, model, params, batch)
+    return model_runs.look(model, params, batch, at, strict=False)[1]
 
 
 def metric_name(subject: Subject, name: str | None = None) -> str | None:

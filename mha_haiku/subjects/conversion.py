@@ -15,10 +15,7 @@ from mha_haiku.subjects.subject import Subject
 from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
-_SOUND = "input_features"  # a keyword of models of sound, in transformers
 _NO_LABEL = -100  # in transformers, where no target counts
-_MOST_CHANNELS = 4
-_MOST_MARKS = 5  # positions of an image that are no patches: of its class, registers
 
 
 def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
@@ -159,6 +156,7 @@ def _with_next_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example:
     if not weights.any(1).all():
         raise ValueError("examples must have at least two tokens, to predict the next.")
     next_tokens = np.roll(tokens, -1, 1)
+    weights &= ~np.isin(next_tokens, subject.codec.image_tokens)
     return batch._replace(targets=next_tokens, weights=weights.astype(np.float32))
 
 
@@ -216,53 +214,6 @@ def labels(
     sides = {"encoder": (sources, sources), "decoder": (targets, targets)}
     sides |= dict.fromkeys(("cross", None), (targets, sources))
     return sides.get(kind, ((), ()))
-
-
-def places(
-    subject: Subject, batch: tasks.Example, size: int
-) -> tuple[tuple[str, ...], np.ndarray | None]:
-    """Labels S = `size` positions of pixels or of sound, and cuts out their pictures.
-
-    Positions of pixels are patches, row by row, after up to `_MOST_MARKS` others, such
-    as the position of the class. Their labels are "2,3", with pictures
-    `[B, S, h, w, 3]`. Positions of log-mel features, frames 10 ms apart, are times.
-    """
-    features = np.asarray(batch.inputs)
-    if features.ndim == 3 and subject.codec.names[0] == _SOUND:
-        step = features.shape[2] / 100 / size
-        return tuple(f"{i * step:.2f}s" for i in range(size)), None
-    if features.ndim != 4:
-        return (), None
-    if features.shape[1] <= _MOST_CHANNELS:
-        features = features.transpose(0, 2, 3, 1)
-    count, height, width, channels = features.shape
-    for marks in range(_MOST_MARKS + 1):
-        rows = round(((size - marks) * height / width) ** 0.5)
-        columns = (size - marks) // max(rows, 1)
-        are_patches = (
-            rows * columns == size - marks and columns * height == rows * width
-        )
-        if are_patches and rows and not (height % rows or width % columns):
-            break
-    else:
-        return (), None
-    labels = [f"[{i}]" for i in range(marks)]
-    labels += [f"{i},{j}" for i in range(rows) for j in range(columns)]
-    low, high = features.min(), features.max()
-    shares = (features - low) / max(high - low, 1e-9)
-    shares = shares[..., :3] if channels >= 3 else np.repeat(shares[..., :1], 3, -1)
-    patches = shares.reshape(count, rows, height // rows, columns, -1, 3)
-    patches = patches.swapaxes(2, 3).reshape(count, size - marks, height // rows, -1, 3)
-    return tuple(labels), np.pad(patches, [(0, 0), (marks, 0)] + [(0, 0)] * 3)
-
-
-def kind_of(subject: Subject, layer: int, batch: tasks.Example) -> str:
-    """Returns the kind of an attention part, or "" if there is only one kind.
-
-    The parts of a function are those that it has on the batch.
-    """
-    kinds = model_runs.kinds_of(subject.model, subject.params, batch)
-    return kinds[layer] if kinds else ""
 
 
 def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Example:

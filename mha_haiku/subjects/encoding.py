@@ -1,6 +1,7 @@
 """Texts to tokens and back, by a task or a tokenizer, and what else a model reads."""
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -49,6 +50,7 @@ class Codec(NamedTuple):
     mask: int | None = None  # the token that hides another
     special: tuple[int, ...] = ()  # tokens that are not hidden, such as [CLS]
     mask_probability: float = 0.0  # share of tokens to hide and predict
+    image_tokens: tuple[int, ...] = ()  # in whose places a module puts pictures
     # Where a PyTorch module reads values of inputs; None for another model.
     reads: list[str] | None = None
 
@@ -62,6 +64,34 @@ class Codec(NamedTuple):
         names = ("inputs", "lengths", "decoder_inputs", "decoder_lengths", "others")
         arrays = {name: getattr(batch, name) for name in names}
         return batch._replace(**torch_modules.bound(arrays, every=bool(self.reads)))
+
+    def with_image(self, text: str, image: Any) -> dict[str, np.ndarray]:
+        """Makes the inputs of a text with a picture, by a processor of transformers.
+
+        The picture is a path, of PIL, or an array `[H, W, 3]`. It is in front, unless
+        the text names its place as the processor has it: "<image>".
+        """
+        read: Any = self.tokenizer
+        if not hasattr(read, "image_processor"):
+            raise ValueError(
+                "image= needs a processor: mh.wrap(module, tokenizer=...).\n"
+                'Or give a mapping: {"input_ids": ..., "pixel_values": ...}.'
+            )
+
+        def inputs(text: str) -> dict[str, np.ndarray]:
+            options = {"return_tensors": "pt", "images": _picture(image)}
+            found = dict(read(text=text, **options))
+            found.pop("labels", None)  # of PaliGemma, which count nowhere
+            return {name: np.asarray(x) for name, x in found.items()}
+
+        try:
+            found = inputs(text)
+            if np.isin(found["input_ids"], self.image_tokens).any():
+                return found
+        except ValueError:  # of some processors, where no place is named
+            pass
+        start, end = (getattr(read, f"vision_{x}_token", "") for x in ("start", "end"))
+        return inputs(f"{start}{read.image_token}{end}{text}")
 
     def check(self, batch: tasks.Example) -> None:
         """Raises ValueError if a wrapped model has no row for a token or position."""
@@ -80,7 +110,8 @@ class Codec(NamedTuple):
                     f"positions, got {x.shape[1]}."
                 )
             if count is not None and np.issubdtype(x.dtype, np.integer):
-                models.check_rows(name, x, count, own)
+                is_image = np.isin(x, self.image_tokens)  # which need no row
+                models.check_rows(name, np.where(is_image, 0, x), count, own)
 
 
 def of_task(task: tasks.Task) -> Codec:
@@ -102,12 +133,15 @@ def of_task(task: tasks.Task) -> Codec:
 def of_tokenizer(tokenizer: Any) -> Codec:
     """Makes the codec of a tokenizer of `tokenizers`, `transformers`, ...; or None.
 
+    Of a processor of transformers, texts are read by its tokenizer.
     Of our tokenizers, as `interop.load` returns one, special tokens go around a text.
     """
     if tokenizer is None:
         return Codec()
     if isinstance(tokenizer, tokenization.Tokenizer):
         return _of_ours(tokenizer)
+    if hasattr(tokenizer, "image_processor"):
+        return of_tokenizer(tokenizer.tokenizer)._replace(tokenizer=tokenizer)
     for name in ("encode", "decode"):
         if not callable(getattr(tokenizer, name, None)):
             raise TypeError(
@@ -171,6 +205,19 @@ def _without_added_space(
     stripped = text.removeprefix(" ")
     is_own = stripped != text and not has_tokens(stripped) and has_tokens(text)
     return text if is_own else stripped
+
+
+def _picture(image: Any) -> Any:
+    """Opens a picture, as PIL has it; floats are from 0 to 1."""
+    from PIL import Image
+
+    if isinstance(image, str | os.PathLike):
+        image = Image.open(image)
+    if not isinstance(image, Image.Image):
+        array = np.asarray(image)
+        is_share = array.dtype.kind == "f"
+        image = Image.fromarray(np.uint8(np.round(255 * array) if is_share else array))
+    return image.convert("RGB")
 
 
 def one_token(codec: Codec, token: Any) -> int:

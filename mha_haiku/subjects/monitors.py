@@ -39,8 +39,8 @@ class Monitor:
     It returns what the step returns. In the first step, and every `every` steps after
     it, another compiled program takes the step and measures its attention maps; in the
     others the step itself runs. The model may be anything that `mh.look` sees maps in,
-    with gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but maps of
-    `mh.attend` itself are not seen in a `jax.checkpoint` that is differentiated.
+    with gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but in a
+    `jax.checkpoint` that is differentiated maps of `mh.attend` itself are not seen.
 
     Numbers are of all examples of a step: means, or the largest where that is the
     statistic. Alarms, such as "layer 3, head 5: entropy fell below 0.05 nats at step

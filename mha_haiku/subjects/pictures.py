@@ -162,6 +162,7 @@ def plot(
     example: int = 0,
     tokens: Any = None,
     key_tokens: Any = None,
+    query: int | str | None = None,
     size: tuple[float, float] | None = None,
     title: str | None = None,
 ) -> "Figure":
@@ -183,6 +184,7 @@ def plot(
       tokens: Labels of the maps: the text of each query, `[T]`, or `[N, T]` for several
         examples.
       key_tokens: The text of each key. Defaults to `tokens` if T is S.
+      query: Position, or text, of the query under whose weights a picture is drawn.
       size: Width and height in inches. The default depends on the content.
       title: Title of the figure. Defaults to a description of it.
 
@@ -224,6 +226,7 @@ def plot(
             whole = whole.only(example, _chosen_layers(whole.layers, layer))
         else:
             of_maps = dict(heads=heads, layer=layer, example=example or None, **texts)
+            of_maps["query"] = query
             for name, value in of_maps.items():
                 if value is not None:
                     raise ValueError(
@@ -234,7 +237,10 @@ def plot(
             if size is not None:
                 figure.set_size_inches(size)
             return figure
-        return figures.of_example(_of_heads(whole, heads), size=size, title=title)
+        whole, options = _of_heads(whole, heads), {"size": size, "title": title}
+        if query is not None:
+            return figures.of_picture(whole, query, **options)
+        return figures.of_example(whole, **options)
 
 
 def _chosen_layers(layers: Sequence[Layer], layer: int | str | None) -> list[int]:

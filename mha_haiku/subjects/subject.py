@@ -5,6 +5,7 @@ B batch, T positions.
 
 import dataclasses
 import functools
+import inspect
 import itertools
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -163,16 +164,21 @@ class Subject:
     # --- Inputs
 
     @overload
-    def encode(self, text: str) -> np.ndarray: ...
+    def encode(self, text: str, image: None = None) -> np.ndarray: ...
 
     @overload
-    def encode(self, text: Sequence[str]) -> list[np.ndarray]: ...
+    def encode(self, text: str | Sequence[str], image: Any = None) -> Any: ...
 
-    def encode(self, text: str | Sequence[str]) -> Any:
-        """Encodes a text as tokens, `[T]` integers; a list of texts as a list."""
+    def encode(self, text: str | Sequence[str], image: Any = None) -> Any:
+        """Encodes a text as tokens, `[T]` integers; a list of texts as a list.
+
+        With an image, as of `Codec.with_image`, it makes a mapping of a model's inputs.
+        """
         arguments.check("text", text, str | Sequence[str])
         if not isinstance(text, str):
-            return [self.encode(each) for each in text]
+            return [self.encode(each, image) for each in text]
+        if image is not None:
+            return self.codec.with_image(text, image)
         return np.asarray(self.codec.encode(text), np.int32)
 
     def decode(self, tokens: int | Sequence[int] | np.ndarray | jax.Array) -> str:
@@ -207,8 +213,8 @@ class Subject:
     def ablated(self, *chosen: int | Sequence[Any]) -> Self:
         """Ablates heads: (layer, head), ...; or one, by two numbers.
 
-        A layer has its number in the model; of an encoder-decoder, its number among
-        all attention layers.
+        A layer has its number in the model; of an encoder-decoder, and of a model with
+        towers, its number among all attention layers.
 
         Raises:
           ValueError: If there is no such layer or head.
@@ -301,6 +307,9 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
     if model.config is not None:
         known = models.heads_of_layers(model.config)
         return [Part(x.path, x.kind, x.layer, x.names) for x in known]
+    if batch is None and not subject.batches and subject.codec.image_tokens:
+        why = "may read pictures, by layers of their own.\nPass examples to mh.wrap"
+        refuse(subject, "counting heads", why)
     arguments = model, subject.params, batch or some_inputs(subject)
     try:
         counts = model_runs.parts(*arguments)
@@ -368,9 +377,10 @@ def verb(
     """Decorates a function to make it a method of every subject, and a command.
 
     The first parameter is the subject. An argument that does not fit the annotation of
-    its parameter is refused. Flags of the command are the keyword options,
-    and its help is the docstring. The result of a command has `text` and `save`, like a
-    `records.Result`.
+    its parameter is refused. With `image=` a text becomes what `Subject.encode` makes;
+    two images are of two texts, clean and corrupted. Flags of the command are the
+    keyword options, and its help is the docstring. The result of a command has `text`
+    and `save`, like a `records.Result`.
 
     Example:
       >>> @mh.verb
@@ -389,11 +399,23 @@ def verb(
     return function
 
 
+_TEXTS = "inputs", "examples", "text", "clean", "corrupted"  # names of parameters
+
+
 def _reading(function: Callable[..., Any]) -> Callable[..., Any]:
     """Calls a verb again with inputs that are constants, where a module reads them."""
+    signature = inspect.signature(function)
+    texts = [name for name in signature.parameters if name in _TEXTS]
 
     @functools.wraps(function)
     def method(subject: Subject, *args: Any, **options: Any) -> Any:
+        if texts and (image := options.pop("image", None)) is not None:
+            bound = signature.bind(subject, *args, **options)
+            images = image if isinstance(image, tuple) else (image,) * len(texts)
+            for name, each in zip(texts, images, strict=True):
+                text = bound.arguments.get(name, "")
+                bound.arguments[name] = subject.encode(text, each)
+            args, options = bound.args[1:], bound.kwargs
         try:
             return function(subject, *args, **options)
         except torch_modules.ReadsInputsError as error:

@@ -31,6 +31,7 @@ _UNREADABLE = (
 )
 # Keywords of its `forward`; a decoder's begin with "decoder_".
 _TOKENS, _FEATURES, _MASK = "input_ids", "inputs_embeds", "attention_mask"
+_PIXELS = "pixel_values"
 FIRST = "output"  # among a module's outputs: the logits, or else the first one
 # What may be its loss, if it is a single number.
 _LOSSES = ("['loss']", ".loss", "[0]", FIRST)
@@ -64,6 +65,7 @@ class TorchModule(NamedTuple):
     num_tokens: tuple[int | None, int | None]
     takes_labels: bool  # by keyword, for a loss of its own
     fixed: tuple[str, ...]  # names of arrays that are not trained, such as buffers
+    image_tokens: tuple[int, ...]  # in whose places pictures are put
     reads: list[str]  # where the module reads values of inputs, once that is known
 
 
@@ -91,6 +93,8 @@ def convert(module: Any) -> TorchModule:
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main: Any = getattr(module, "main_input_name", None)
     main = main if main in known else first or main or _TOKENS
+    pixels = _PIXELS if main == _PIXELS and _TOKENS in known else _FEATURES
+    main = _TOKENS if pixels == _PIXELS else main  # of a text about a picture
     changes += ["no cache"] if "use_cache" in known else []
     _name_parts(module)
     kind = type(module).__name__
@@ -111,7 +115,7 @@ def convert(module: Any) -> TorchModule:
             name = prefix + _TOKENS if prefix else main
             is_embedded = jnp.issubdtype(array.dtype, jnp.floating)
             if is_embedded and name == prefix + _TOKENS:
-                name = prefix + _FEATURES
+                name = pixels if array.ndim == 4 else prefix + _FEATURES
             given[name] = array
             if lengths is not None:
                 mask = prefix + _MASK
@@ -159,7 +163,7 @@ def convert(module: Any) -> TorchModule:
         forward,
         params,
         *(kind, original, module, changes, arguments, run),
-        (main, _FEATURES) if main == _TOKENS else (main,),
+        tuple(dict.fromkeys((main, _FEATURES, pixels))) if main == _TOKENS else (main,),
         has_decoder,
         getattr(of_model, start, getattr(of_text, start, None)),
         getattr(of_model, padding, getattr(of_text, padding, None)),
@@ -169,6 +173,7 @@ def convert(module: Any) -> TorchModule:
         (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
         "labels" in known,
         tuple(params.keys() - trained),
+        module_facts.image_tokens(of_model),
         [],
     )
 

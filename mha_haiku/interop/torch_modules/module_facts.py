@@ -27,6 +27,12 @@ def end_tokens(config: Any) -> tuple[int, ...]:
     return tuple(ends) if isinstance(ends, (list, tuple)) else (ends,)
 
 
+def image_tokens(config: Any) -> tuple[int, ...]:
+    """Finds the token in whose places there are pictures, in a config."""
+    token = getattr(config, "image_token_id", None)
+    return (token,) if isinstance(token, int) else ()
+
+
 def num_tokens(module: Any) -> int | None:
     """Counts the rows of a model's table of tokens; None if it has none."""
     return getattr(_embedding(module), "num_embeddings", None)

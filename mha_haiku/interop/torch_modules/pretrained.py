@@ -63,9 +63,14 @@ def load(found: sources.Source, *, dtype: Any = None) -> tuple[Any, Any] | None:
     tokenizer, files = None, ("tokenizer.json", "tokenizer_config.json")
     if any((found.folder / name).exists() for name in files):
         with tokenization.errors_named(f"the tokenizer in {found.name}"):
-            tokenizer = transformers.AutoTokenizer.from_pretrained(
-                found.folder, **options
+            # A processor has the tokenizer of a model of texts and pictures.
+            names = "processor_config.json", "preprocessor_config.json"
+            is_file = any((found.folder / name).exists() for name in names)
+            has_both = is_file and "vision_config" in found.config
+            reader = (
+                transformers.AutoProcessor if has_both else transformers.AutoTokenizer
             )
+            tokenizer = reader.from_pretrained(found.folder, **options)
     return module, tokenizer
 
 

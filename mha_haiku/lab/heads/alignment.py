@@ -25,6 +25,8 @@ Align = Callable[[tasks.Example], Mapping[str, np.ndarray]]
 
 def label(name: str) -> str:
     """Describes the share of an alignment, by its name in `Task.alignments`."""
+    if name == "on_image":
+        return "attention of words on image tokens"
     which = "rows that have an aligned key" if name == "aligned" else f"{name} rows"
     return f"share of {which} whose largest weight is aligned"
 

@@ -296,6 +296,44 @@ def kind_of(name: str) -> str:
     return "encoder" if "/encoder/" in before + inside else ""
 
 
+# Modules of a model of several towers, by what their names have.
+_TOWER = re.compile(
+    "(?<![a-z])(?:(?P<vision>vision|visual|image)|(?P<qformer>q_?former)|"
+    "(?P<resampler>resampler|perceiver)|(?P<audio>audio|speech)|"
+    "(?P<language>language|text))",
+    re.IGNORECASE,
+)
+
+
+def kinds_by_path(paths: Sequence[str]) -> list[str]:
+    """Finds the kinds of attention parts; towers, as of vision and language, are kinds.
+
+    In a tower there may be several kinds: "qformer" and "qformer cross".
+    """
+    kinds, found = list(map(kind_of, paths)), list(map(_TOWER.search, paths))
+    if len({x and x.lastgroup for x in found}) < 2:
+        return kinds
+    towers = [
+        x.lastgroup if x else path.removeprefix("model/").partition("/")[0]
+        for path, x in zip(paths, found, strict=True)
+    ]
+    kinds = [
+        "cross" if _CROSS.search(path) else kind
+        for path, kind in zip(paths, kinds, strict=True)
+    ]
+    pairs = list(zip(towers, kinds, strict=True))
+    both = {x for x, kind in pairs if kind == "encoder" and (x, "decoder") in pairs}
+    return [
+        f"{tower} {kind}" if kind == "cross" or tower in both else f"{tower}"
+        for tower, kind in pairs
+    ]
+
+
+def reads_tokens(kind: str) -> bool:
+    """Checks whether a kind of attention is of the text, and of no other tower."""
+    return kind in ("", *models.KINDS) or kind.startswith("language")
+
+
 def parts(model: models.Model, params: Any, example: tasks.Example) -> dict[str, int]:
     """Returns the number of heads of each attention part, by path."""
     if model.config is not None:
@@ -344,11 +382,16 @@ def kinds_of(
 ) -> list[str]:
     """Lists the kind of each attention part; [] if there is one kind.
 
-    For a wrapped function this needs parameters and an example.
+    For a wrapped function this needs parameters and an example. It has towers only if
+    it also reads floats, such as pixels.
     """
     if model.config is None and example is not None:
-        has_decoder = example.decoder_inputs is not None
-        return list(map(kind_of, parts(model, params, example))) if has_decoder else []
+        has_decoder, others = _has_decoder(example), (example.others or {}).values()
+        has_pixels = any(jnp.issubdtype(x.dtype, jnp.floating) for x in others)
+        if not has_decoder and not has_pixels:
+            return []
+        kinds = kinds_by_path([*parts(model, params, example)])
+        return kinds if has_decoder or len({*kinds}) > 1 else []
     if model.config is None or model.config.family != "encoder_decoder":
         return []
     return [part.kind for part in models.heads_of_layers(model.config)]
@@ -377,17 +420,15 @@ def tokens(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     """
     inputs, _ = queries(example, kind)
     is_tokens = jnp.issubdtype(inputs.dtype, jnp.integer)
-    return inputs if is_tokens and kind != "cross" else None
+    return jnp.asarray(inputs) if is_tokens and kind != "cross" else None
 
 
-def separators_at(
-    example: tasks.Example, kind: str, separators: Sequence[int]
-) -> Array | None:
-    """Marks the keys of maps of a kind that are separators, `[B, S]`; None without."""
+def tokens_at(example: tasks.Example, kind: str, chosen: Sequence[int]) -> Array | None:
+    """Marks the keys of maps of a kind that are chosen tokens, `[B, S]`; or None."""
     are_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
-    if kind == "decoder" or not are_tokens or not separators:
+    if kind == "decoder" or not are_tokens or not chosen:
         return None
-    return jnp.isin(example.inputs, jnp.array(separators, jnp.int32))
+    return jnp.isin(jnp.asarray(example.inputs), jnp.array(chosen, jnp.int32))
 
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
@@ -455,6 +496,32 @@ def counted(size: int, example: tasks.Example, side: str) -> Array:
         # Without a positive number it is added to scores, and 0 means seen.
         marks &= jnp.where(seen.any(), seen, jnp.asarray(mask) == 0)
     return marks
+
+
+# Special tokens: those that end texts, such as [SEP], and those of pictures.
+Marks = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def counted_map(
+    attention_map: attention.AttentionMap,
+    model: models.Model,
+    example: tasks.Example,
+    kind: str,
+    marks: Marks,
+) -> tuple[attention.AttentionMap, dict[str, Any]]:
+    """Masks padding in a map; also returns what statistics and roles are told.
+
+    These are tokens, marked keys and lengths, all None of a tower without tokens.
+    """
+    told: dict[str, Any] = {"kind": "cross" if kind.endswith("cross") else kind}
+    names = "tokens", "lengths", "separators", "pictures"
+    if not reads_tokens(kind):
+        return attention_map, told | dict.fromkeys(names)
+    kind = kind.removeprefix("language").strip()
+    marked = [tokens_at(example, kind, x) for x in marks]
+    values = tokens(example, kind), key_lengths(example, kind), *marked
+    told |= dict(zip(names, values, strict=True))
+    return without_padding(attention_map, model, example, kind), told
 
 
 def without_padding(

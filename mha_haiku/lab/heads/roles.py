@@ -34,6 +34,7 @@ def roles(
     batches: Batches,
     *,
     separators: Sequence[int] = (),
+    pictures: Sequence[int] = (),
     align: alignment.Align | None = None,
 ) -> Heads:
     """Finds the role of each head on some data.
@@ -43,8 +44,9 @@ def roles(
     score; and `offset`, the most frequent t - s of a query t and the key s with its
     largest weight, up to 128 positions.
 
-    `separators` are tokens (in an encoder-decoder, of its source), and `align` says
-    where cross heads should look, as a task's `alignments` do.
+    `separators` are tokens (in an encoder-decoder, of its source), `pictures` are those
+    in whose places there are pictures, and `align` says where cross heads should look,
+    as a task's `alignments` do.
 
     Source: positional heads (0.9) Voita et al. 2019, section 5.1,
     https://arxiv.org/abs/1905.09418; sinks Clark et al. 2019, section 3.2,
@@ -55,7 +57,7 @@ def roles(
       >>> mh.heads.roles(model, params, batches)["role"].names.tolist()
       [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
     """
-    observe = _observed(model, separators=tuple(separators))
+    observe = _observed(model, marks=(tuple(separators), tuple(pictures)))
 
     def of_batch(example: tasks.Example) -> list[dict[str, Array]]:
         aligned = None
@@ -108,17 +110,18 @@ def _observed(
     example: tasks.Example,
     aligned: Array | None,
     *,
-    separators: tuple[int, ...],
+    marks: model_runs.Marks,
 ) -> list[dict[str, Array]]:
     """Sums `role_evidence` over a batch, for each map."""
 
     def summed(attention_map: attention.AttentionMap, kind: str) -> dict[str, Array]:
-        attention_map = model_runs.without_padding(attention_map, model, example, kind)
-        tokens = model_runs.tokens(example, kind)
-        positions = model_runs.separators_at(example, kind, separators)
-        statistics = attention_map.statistics(tokens=tokens, positions=positions)
-        given = {"tokens": tokens, "lengths": model_runs.key_lengths(example, kind)}
-        found = role_evidence(attention_map, statistics, kind, **given, aligned=aligned)
+        counted = attention_map, model, example, kind, marks
+        attention_map, told = model_runs.counted_map(*counted)
+        positions = told.pop("separators")
+        statistics = attention_map.statistics(
+            tokens=told["tokens"], positions=positions
+        )
+        found = role_evidence(attention_map, statistics, **told, aligned=aligned)
         return jax.tree.map(lambda x: x.sum(0), found)
 
     at = model_runs.by_kind(summed, model, params, example)
@@ -132,6 +135,7 @@ def role_evidence(
     *,
     tokens: Array | np.ndarray | None = None,
     lengths: Array | np.ndarray | None = None,
+    pictures: Array | np.ndarray | None = None,
     aligned: Array | np.ndarray | None = None,
 ) -> dict[str, Array]:
     """Computes the evidence for roles of a map's heads, to be summed over examples.
@@ -142,6 +146,7 @@ def role_evidence(
       kind: The kind of its layer.
       tokens: `[B..., T]`, at the queries, if known.
       lengths: `[N]`, numbers of valid keys. Defaults to all keys.
+      pictures: `[B..., S]` booleans, keys that are image tokens.
       aligned: Booleans `[N, T, S]`, where rows of cross-attention should look.
 
     Returns:
@@ -191,6 +196,8 @@ def role_evidence(
         for name, x in scores.items()
         if x is not None
     }
+    if pictures is not None and kind != "cross":
+        found["on_image"] = _on_image(attention_map, pictures).reshape(*lines, 2)
     if kind == "cross" and aligned is not None:
         right = alignment.shares(jnp.where(seen, places, -1), aligned)
         found |= alignment.evidence({"aligned": right})
@@ -199,6 +206,17 @@ def role_evidence(
         "positional": _counts(rows + (origin.query - origin.key) - places, seen),
         "anti_diagonal": _counts(rows + places - (last - 1), seen),
     }
+
+
+def _on_image(
+    attention_map: attention.AttentionMap, pictures: Array | np.ndarray
+) -> Array:
+    """Averages the share of words that see one, `[B..., H, 2]` with whether some do."""
+    pictures = jnp.asarray(pictures)[..., None]
+    on = attention_map.apply(1.0 * pictures[..., None])[..., 0]  # [B..., T, H]
+    sees = (on > 0) & ~pictures  # a masked weight is 0
+    share = (on * sees).sum(-2) / jnp.maximum(sees.sum(-2), 1)
+    return jnp.stack([share, sees.any(-2)], -1)
 
 
 def _counts(values: Array, seen: Array) -> Array:

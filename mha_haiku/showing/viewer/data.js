@@ -278,6 +278,6 @@ async function unpackExample(set, number) {
       new HeadMap(all.subarray(head * cells, (head + 1) * cells), top, queries, keys)
     ));
   }));
-  await readPictures(example);
+  await Promise.all([example, ...Object.values(example.kinds ?? {})].map(readPictures));
   return { axes, layers, largest: page.largest };
 }

@@ -34,6 +34,19 @@ function pictureOf({ images, queries, keys }, side, position) {
 // The column of a patch, from its text "row,column"; undefined of other texts.
 const patchColumn = (text) => /^\d+,(\d+)$/.exec(text)?.[1];
 
-// Whether an example is a picture cut into patches.
+// Whether an example is a picture cut into patches, or has one.
 const hasPatches = ({ images, queries, keys }) => Boolean(images)
   && (keys ?? queries).tokens.some((text) => patchColumn(text) !== undefined);
+
+// Whether the text of a position stands for a part of a picture.
+const isOfImage = (text, { images }) => /^\[image \d+\]$/.test(text)
+  || (Boolean(images) && patchColumn(text) !== undefined);
+
+// Which share of weights along an axis is on a picture; null unless there are words, too.
+function shareOnPicture(axis, weights, example) {
+  const are = weights.map((_, bin) => isOfImage(axis.text(bin), example));
+  const hasWords = are.some((isImage, bin) => !isImage && axis.text(bin) && !axis.isSpecial(bin));
+  if (axis.pooled || !are.includes(true) || !hasWords) return null;
+  const sum = (parts) => parts.reduce((total, part) => total + part, 0);
+  return sum(weights.filter((_, bin) => are[bin])) / (sum(weights) || 1);
+}

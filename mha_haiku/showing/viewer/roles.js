@@ -3,7 +3,7 @@
 const roleColors = {
   previous_token: '#4477aa', next_token: '#56b4e9', own_position: '#228833', first_token: '#d6a400',
   separator: '#8a6d00', induction: '#ee6677', positional: '#aa3377', anti_diagonal: '#882255',
-  monotonic: '#44aa99', aligned: '#ff5a1f', uniform: '#9d8cd6', broad: '#b0a8b9',
+  monotonic: '#44aa99', aligned: '#ff5a1f', on_image: '#00798c', uniform: '#9d8cd6', broad: '#b0a8b9',
 };
 const roleColor = (name) => roleColors[name] ?? (!name || name === 'no_clear_role' ? 'transparent' : '#808080');
 

@@ -1,6 +1,7 @@
 // The input as text: each position shaded by its weight with the one that is pointed at, or
 // else the chosen one; of a head, or as a mean over heads. Patches of a picture, whose texts
-// are "row,column", lie where they are in it.
+// are "row,column", lie where they are in it, also among the words of a text; then their
+// shades are shares of the largest weight on the picture, whose share of all is said.
 
 const listedWeights = 5;
 
@@ -14,12 +15,13 @@ function textView() {
   // If queries and keys are different texts, the chosen position's text is above.
   const chosenTokens = make('div', '', { className: 'tokens' });
   const shadedTokens = make('div', '', { className: 'tokens' });
+  const pictureShare = make('p', '', { className: 'picture-share' });
   const list = make('ol', '', { className: 'largest-weights' });
   const hint = make('p', '', { className: 'hint' });
   const element = make(
     'div', '', { className: 'view text-view' },
     make('div', '', { className: 'view-controls' }, make('label', 'Heads ', {}, heads)),
-    chosenTokens, shadedTokens, hint, title, list,
+    chosenTokens, shadedTokens, hint, title, pictureShare, list,
   );
 
   let context = null;
@@ -52,7 +54,8 @@ function textView() {
       if (picture && column !== undefined) {
         token.classList.add('patch');
         token.append(image());
-        if (!patches) made.push(patches = make('div', '', { className: 'patches' }));
+        // Another picture, or part of it, begins at its corner.
+        if (!patches || text === '0,0') made.push(patches = make('div', '', { className: 'patches' }));
         patches.style.setProperty('--columns', Number(column) + 1);
         patches.append(token);
         continue;
@@ -70,11 +73,16 @@ function textView() {
     const side = shadedSide();
     const weights = Array.from({ length: axis(side).count }, (_, bin) => context.map.at(...cell(bin)));
     const size = weights.map((weight) => (Number.isNaN(weight) ? 0 : Math.abs(weight)));
-    const largest = Math.max(...size) || 1;
+    const onPicture = isFrom() && !context.signed ? shareOnPicture(axis(side), size, context.example) : null;
+    const isPatch = (bin) => onPicture !== null && isOfImage(axis(side).text(bin), context.example);
+    const largestOf = (bins) => Math.max(0, ...size.filter((_, bin) => bins(bin))) || 1;
+    const [largest, ofPicture] = [largestOf((bin) => !isPatch(bin)), largestOf(isPatch)];
+    pictureShare.hidden = onPicture === null;
+    pictureShare.textContent = `${percent(onPicture ?? 0)} of its attention is on the picture.`;
     const strength = getComputedStyle(document.documentElement).getPropertyValue('--strength');
     for (const token of shadedTokens.querySelectorAll('.token')) {
       const bin = Number(token.dataset.bin);
-      const share = size[bin] / largest;
+      const share = size[bin] / (isPatch(bin) ? ofPicture : largest);
       const masked = context.map.masked(...cell(bin));
       // Over a patch the color of the scale is a veil, through which the picture is seen.
       const veil = `rgba(${colorOf(share)}, 0.6)`;
@@ -169,7 +177,8 @@ function textView() {
       pointed = null;
       offerHeads();
       const isPicture = hasPatches(context.example);
-      const what = isPicture ? 'a patch (named by its row and column)' : 'a word';
+      const isMixed = shareOnPicture(context.keys, Array(context.keys.count).fill(0), context.example) !== null;
+      const what = isPicture ? `a ${isMixed ? 'word, or a ' : ''}patch (named by its row and column)` : 'a word';
       hint.textContent = `Point at ${oneText() ? what : 'the upper text'} to see where `
         + `${isFrom() ? 'it looks' : 'it is looked at from'}; click, or use the arrow keys, to keep it. `
         + (context.signed

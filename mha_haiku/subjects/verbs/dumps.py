@@ -229,20 +229,15 @@ def write_report(
 
 def _observer(subject: RunSubject, parts: Sequence[Part], bins: int | None):
     """Makes a program that gives a batch, its answers, and each layer's `Seen`."""
-    separators = computation.separators(subject)
+    marks = computation.marks(subject)
 
     def observe(params: Any, example: tasks.Example):
         example = computation.spread(subject, example)
 
         def observed(attention_map: attention.AttentionMap, kind: str):
-            return maps.see(
-                attention_map,
-                bins=bins,
-                kind=kind,
-                tokens=model_runs.tokens(example, kind),
-                separators=model_runs.separators_at(example, kind, separators),
-                lengths=model_runs.key_lengths(example, kind),
-            )
+            counted = attention_map, subject.model, example, kind, marks
+            attention_map, told = model_runs.counted_map(*counted)
+            return maps.see(attention_map, bins=bins, **told)
 
         output, seen = computation.observed(subject, params, example, observed, parts)
         answers = None

@@ -51,9 +51,10 @@ def why(
             raise ValueError(f"head must be None without a layer, got {head!r}.")
         return heads.why.cells(*asked, [query], key, **options)
     head = checks.non_negative_integer("head", head)
-    part = part_index(parts_of(subject, batch), layer)
+    parts = parts_of(subject, batch)
+    part = part_index(parts, layer)
     found = heads.why.pairs(*asked, part, head, query, key, **options)
-    sides = given.labels(subject, batch, given.kind_of(subject, part, batch))
+    sides = given.labels(subject, batch, parts[part].kind)
     places = zip(sides, found.place[2:], strict=True)
     texts = [side[0][i] for side, i in places if side]
     title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
@@ -75,12 +76,12 @@ def writes(
     Arguments are as in `why`; with `answer`, a token or its text, it splits its logit.
     """
     batch = given.one(subject, inputs)
-    part = part_index(parts_of(subject, batch), layer)
+    parts = parts_of(subject, batch)
+    part = part_index(parts, layer)
     token = None if answer is None else encoding.one_token(subject.codec, answer)
     asked = subject.model, subject.params, batch, part, head, query
     found = heads.why.written(*asked, answer=token)
-    kind = given.kind_of(subject, part, batch)
-    (texts,) = given.labels(subject, batch, kind)[1] or [()]
+    (texts,) = given.labels(subject, batch, parts[part].kind)[1] or [()]
     sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
     labels = sources or found.labels[0], found.labels[1]
     title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)

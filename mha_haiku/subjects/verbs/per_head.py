@@ -70,9 +70,7 @@ def statistics(
     if own is None:  # devices need not divide the number and length of given examples
         subject = computation.placed(subject)
 
-    separators = computation.separators(subject)
-
-    program = _statistics_of_maps(subject, tuple(parts), separators)
+    program = _statistics_of_maps(subject, tuple(parts))
     if own is None:
         subject = check_task(subject, "statistics")
         size = computation.batch_size(subject, examples, _BATCH_POSITIONS)
@@ -112,28 +110,28 @@ def statistics(
 
 
 def _statistics_of_maps(
-    subject: Subject, parts: tuple[Part, ...], separators: tuple[int, ...]
+    subject: Subject, parts: tuple[Part, ...]
 ) -> Callable[[Any, tasks.Example], tuple[tasks.Example, list[maps.Seen]]]:
     """Makes a program for what is known of the maps of some parts on a batch."""
-    model = subject.model
+    model, marks = subject.model, computation.marks(subject)
 
     def make() -> Callable:
         def observe(params: Any, example: tasks.Example) -> tuple:
-            of_map = functools.partial(_known, model, separators, example)
+            of_map = functools.partial(_known, model, marks, example)
             found = computation.observed(subject, params, example, of_map, parts)[1]
             return example, found
 
         return computation.program(subject, observe)
 
     if model.config is not None:
-        return computation.once(subject, ("statistics", parts, separators), make)
+        return computation.once(subject, ("statistics", parts, marks), make)
 
     def observe_each(params: Any, example: tasks.Example) -> tuple:
         found = model_runs.maps(model)(params, example)
         of_parts = [found[f"{x.path}/map".removeprefix("/")] for x in parts]
         unedited, _ = model.unedited()
         return example, [
-            _program_of_map(unedited, separators, part.kind)(example, attention_map)
+            _program_of_map(unedited, marks, part.kind)(example, attention_map)
             for part, attention_map in zip(parts, of_parts, strict=True)
         ]
 
@@ -141,25 +139,22 @@ def _statistics_of_maps(
 
 
 @functools.lru_cache(maxsize=8)
-def _program_of_map(model: models.Model, separators: tuple, kind: str) -> Callable:
+def _program_of_map(
+    model: models.Model, marks: model_runs.Marks, kind: str
+) -> Callable:
     # Layers of a function are not scanned; those that are alike share this program.
-    return model_runs.jit(functools.partial(_known, model, separators, kind=kind))
+    return model_runs.jit(functools.partial(_known, model, marks, kind=kind))
 
 
 def _known(
     model: models.Model,
-    separators: tuple[int, ...],
+    marks: model_runs.Marks,
     example: tasks.Example,
     attention_map: attention.AttentionMap,
     kind: str,
 ) -> maps.Seen:
-    return maps.known(
-        model_runs.without_padding(attention_map, model, example, kind),
-        kind,
-        tokens=model_runs.tokens(example, kind),
-        separators=model_runs.separators_at(example, kind, separators),
-        lengths=model_runs.key_lengths(example, kind),
-    )
+    counted = model_runs.counted_map(attention_map, model, example, kind, marks)
+    return maps.known(counted[0], **counted[1])
 
 
 @verb
@@ -167,11 +162,10 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     """Finds the role of each head on a number of examples, or on texts."""
     align = None if subject.task is None else subject.task.alignments
     batches = computation.batches_of(subject, examples, targets=False, name="examples")
-    separators = computation.separators(subject)
+    separators, pictures = computation.marks(subject)
+    options = dict(separators=separators, pictures=pictures, align=align)
     first = None if subject.model.config else next(iter(batches))
-    found = heads.roles(
-        subject.model, subject.params, batches, separators=separators, align=align
-    )
+    found = heads.roles(subject.model, subject.params, batches, **options)
     return dataclasses.replace(
         found,
         layers=layers_of(parts_of(subject, first)),

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -14,7 +13,7 @@ from mha_haiku.interop import torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
-from mha_haiku.subjects import answers, example_rows
+from mha_haiku.subjects import answers, example_rows, sides
 from mha_haiku.subjects import conversion as given
 from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
 from mha_haiku.subjects.verbs import per_head
@@ -53,19 +52,8 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
         found = model_runs.maps(subject.model)(subject.params, batch)
     else:
         found = model_runs.run(*asked).maps
-    tokens, keys = given.labels(subject, batch)
-    images: tuple = ()
-    if not keys and len(found):
-        last = list(found.values() if isinstance(found, Mapping) else found)[-1]
-        if last.shape[0] == len(batch.inputs):
-            row, pictures = given.places(subject, batch, last.shape[-1])
-            keys = (row,) * len(batch.inputs) if row else ()
-            tokens = tokens or keys
-            if pictures is not None:
-                images = tuple(np.round(255 * pictures).astype(np.uint8))
-    keys = () if keys == tokens else keys
-    cells = tuple(cells[::-1])
-    return TextMaps(found, tokens or None, keys or None, images, cells, subject.name)
+    texts = sides.of_maps(subject, batch, found)
+    return TextMaps(found, why=tuple(cells[::-1]), name=subject.name, **texts)
 
 
 @verb
