@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
+from experiments import gallery
 from mha_haiku.lab import text_maps
+from mha_haiku.subjects import encoding
 from tests.interop.test_torch_modules import torch, transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # theirs
@@ -97,20 +99,7 @@ def test_each_tower_is_that_of_torch_and_has_its_sides(name):
 
 
 def test_verbs_take_a_text_with_an_image(tmp_path):
-    import tokenizers
-
-    words = {x: i for i, x in enumerate(["<pad>", *"abcdefghijklmnopqrstuvwxyz?!."])}
-    level = tokenizers.models.WordLevel(words | {"<image>": IMAGE}, "<pad>")
-    level = tokenizers.Tokenizer(level)
-    level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    special = dict(extra_special_tokens={"image_token": "<image>"}, pad_token="<pad>")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=level, **special)
-    size = {"height": 16, "width": 16}
-    pixels = transformers.CLIPImageProcessorPil(size=size, crop_size=size)
-    options = dict(patch_size=4, num_additional_image_tokens=1)
-    options["vision_feature_select_strategy"] = "default"
-    reader = transformers.LlavaProcessor(pixels, tokenizer, **options)
-    for part in (reader, make("Llava")):
+    for part in gallery.llava_and_processor():
         part.save_pretrained(tmp_path)
     subject = mh.load(tmp_path)
     one, other = np.random.default_rng(1).integers(0, 255, (2, 20, 20, 3), np.uint8)
@@ -129,6 +118,6 @@ def test_verbs_take_a_text_with_an_image(tmp_path):
     patched = subject.patch("a b c", "a b c", image=(one, other), answers=(3, 4))
     assert np.abs(patched.mean[:2]).max() > 0  # the tower of vision carries it
     with pytest.raises(ValueError, match="needs a processor"):
-        mh.wrap(make("Llava")).show("a", image=one)
+        subject.replace(codec=encoding.Codec()).show("a", image=one)
     with pytest.raises(ValueError, match="Pass examples to mh.wrap"):
         subject.ablated((0, 1))
