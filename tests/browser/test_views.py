@@ -236,3 +236,4 @@ def test_a_word_lights_up_the_picture_and_its_share_is_said(drawn):
     said = opened.locator(".picture-share").inner_text()
     assert abs(float(said.partition("%")[0]) - 100 * share) < 1
     assert opened.locator(".patches .token").count() == 4
+    assert opened.locator(".token img").count() == 4  # and none of words
