@@ -10,9 +10,10 @@ our modules: `{"query": {"w": ..., "b": ...}, ...}`.
 """
 
 import functools
+import itertools
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -128,20 +129,25 @@ def map_statistics(
     unseen: np.ndarray | None = None,
     per_query: bool = False,
     scores: np.ndarray | None = None,
+    xp: Any = np,
 ) -> dict[str, np.ndarray]:
-    """Returns the statistics of weights `[B..., H, T, S]`, scores -inf where masked."""
+    """Returns the statistics of weights `[B..., H, T, S]`, scores -inf where masked.
+
+    Arrays are of `xp`: of jax.numpy they have gradients.
+    """
     counts = (weights != 0).any(-1)
     if counted is not None:
         counts = counts & counted[..., None, :]
-    weights = np.where(counts[..., None], weights, 0)
+    weights = xp.where(counts[..., None], weights, 0)
     num_queries, num_keys = weights.shape[-2:]
     t = query_offset + np.arange(num_queries)[:, None]
     s = np.arange(num_keys)[None, :]
-    entropy = -(weights * np.log(np.where(weights > 0, weights, 1))).sum(-1)
+    entropy = -(weights * xp.log(xp.where(weights > 0, weights, 1))).sum(-1)
     mass = lambda where: (weights * where).sum(-1)  # noqa: E731
+    root = lambda x: xp.where(x == 0, 0, xp.sqrt(xp.where(x == 0, 1, x)))  # noqa: E731
     rows = {
         "entropy": entropy,
-        "perplexity": np.exp(entropy),
+        "perplexity": xp.exp(entropy),
         "squared_weights": (weights**2).sum(-1),
         "largest_weight": weights.max(-1),
         "distance": mass(np.abs(t - s)),
@@ -162,55 +168,62 @@ def map_statistics(
         before = np.roll(key_tokens, 1, -1)[..., None, None, :]
         rows["after_same_token"] = mass((before == own) & (s > 0) & (s <= t))
     if scores is not None:
-        rows["max_score"] = np.where(counts, scores.max(-1), -np.inf)
+        rows["max_score"] = xp.where(counts, scores.max(-1), -np.inf)
     squared = mass((t - s) ** 2)
     count = counts.sum(-1)
     if per_query:
-        found = {name: np.where(counts, row, 0) for name, row in rows.items()}
-        found["rms_distance"] = np.sqrt(np.where(counts, squared, 0))
+        found = {name: xp.where(counts, row, 0) for name, row in rows.items()}
+        found["rms_distance"] = root(xp.where(counts, squared, 0))
     else:
-        mean = lambda row: np.where(counts, row, 0).sum(-1) / np.maximum(count, 1)  # noqa: E731
+        mean = lambda row: xp.where(counts, row, 0).sum(-1) / xp.maximum(count, 1)  # noqa: E731
         found = {name: mean(row) for name, row in rows.items()}
         if scores is not None:
-            found["max_score"] = np.where(count, rows["max_score"].max(-1), 0)
-        found["rms_distance"] = np.sqrt(mean(squared))
+            found["max_score"] = xp.where(count, rows["max_score"].max(-1), 0)
+        found["rms_distance"] = root(mean(squared))
     received = weights.sum(-2)
     if unseen is None:
         unseen = np.zeros(num_keys, bool)
-    unseen = np.broadcast_to(unseen, received.shape)
-    gini = np.zeros(received.shape[:-1])
-    for index in np.ndindex(gini.shape):
-        amounts = received[index][~unseen[index]]
-        if amounts.sum() > 0:
-            differences = np.abs(amounts[:, None] - amounts[None, :]).sum()
-            gini[index] = differences / (2 * len(amounts) * amounts.sum())
+    among = ~xp.broadcast_to(unseen, received.shape)
+    apart = xp.abs(received[..., None] - received[..., None, :])
+    apart = (apart * (among[..., None] & among[..., None, :])).sum((-1, -2))
+    total = (received * among).sum(-1)
+    total = 2 * among.sum(-1) * xp.where(total > 0, total, 0)
+    gini = apart / xp.where(total > 0, total, np.inf)
     return found | {"received": received, "received_gini": gini, "num_queries": count}
 
 
-def pooled_map(weights: np.ndarray, row_edges, column_edges) -> np.ndarray:
-    """Returns the mean mass of each cell, `[B..., H, P, Q]`."""
-    counts = weights.sum(-1) > 0
-    cells = np.zeros((*weights.shape[:-2], len(row_edges) - 1, len(column_edges) - 1))
-    for i, j in np.ndindex(cells.shape[-2:]):
-        rows = slice(row_edges[i], row_edges[i + 1])
-        columns = slice(column_edges[j], column_edges[j + 1])
-        count = np.maximum(counts[..., rows].sum(-1), 1)
-        cells[..., i, j] = weights[..., rows, columns].sum((-1, -2)) / count
-    return cells
+def pooled_map(
+    weights: np.ndarray, row_edges, column_edges, *, counts=None, xp: Any = np
+) -> np.ndarray:
+    """Returns the mean mass of each cell, `[B..., H, P, Q]`, of queries that count.
+
+    Without `counts`, `[B..., H, T]`, these are those that see anything.
+    """
+    counts = weights.sum(-1) > 0 if counts is None else counts
+
+    def cell(rows, columns):
+        count = xp.maximum(counts[..., slice(*rows)].sum(-1), 1)
+        return weights[..., slice(*rows), slice(*columns)].sum((-1, -2)) / count
+
+    cells = [
+        [cell(rows, columns) for columns in itertools.pairwise(column_edges)]
+        for rows in itertools.pairwise(row_edges)
+    ]
+    return xp.stack([xp.stack(row, -1) for row in cells], -2)
 
 
-def divergence(weights: np.ndarray, others: np.ndarray) -> np.ndarray:
+def divergence(weights: np.ndarray, others: np.ndarray, xp: Any = np) -> np.ndarray:
     """Returns the mean Jensen-Shannon divergences, `[B..., H, H']` in nats."""
 
     def relative_entropy(p, q):
-        safe_p, safe_q = np.where(p > 0, p, 1), np.where(p > 0, q, 1)
-        return (p * np.log(safe_p / safe_q)).sum(-1)
+        safe_p, safe_q = xp.where(p > 0, p, 1), xp.where(p > 0, q, 1)
+        return (p * xp.log(safe_p / safe_q)).sum(-1)
 
     p, q = weights[..., :, None, :, :], others[..., None, :, :, :]
     middle = (p + q) / 2
     of_rows = (relative_entropy(p, middle) + relative_entropy(q, middle)) / 2
     counts = (p.sum(-1) > 0) & (q.sum(-1) > 0)
-    return np.where(counts, of_rows, 0).sum(-1) / np.maximum(counts.sum(-1), 1)
+    return xp.where(counts, of_rows, 0).sum(-1) / xp.maximum(counts.sum(-1), 1)
 
 
 def float64(tree):

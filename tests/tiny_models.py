@@ -61,6 +61,14 @@ def inputs_of(of, *, seed=0, features=False):
     return given
 
 
+def normal(shapes, *, seed=0, scale=1.0):
+    """Returns a tree of normal numbers of these shapes."""
+    generator = np.random.default_rng(seed)
+    return jax.tree.map(
+        lambda x: np.float32(scale * generator.standard_normal(x.shape)), shapes
+    )
+
+
 def random_parameters(model, given, *, seed=1):
     """Returns random parameters of a model for inputs, biases and scales too.
 

@@ -22,7 +22,7 @@ from mha_haiku.core import models, sites
 from mha_haiku.core.modules import anatomy
 from mha_haiku.lab.rasp import compiler, language, layout
 from mha_haiku.lab.rasp.compiler import Compiled
-from mha_haiku.lab.rasp.language import Condition, Either, Head, Map, Program, Selector
+from mha_haiku.lab.rasp.language import Condition, Head, Map, Program, Selector
 from mha_haiku.training import losses, tasks
 
 KINDS: dict[str, Callable[..., Compiled]] = {}
@@ -171,8 +171,23 @@ def trained(
     return _trained(known, params, _held, (params, is_free), seed=seed, least=0.99)
 
 
+def _either(is_backup: bool, places: layout.Layout, part: Map, writes: dict):
+    """Yields two hidden units for each step from 0 to 1, from codes of 1/2 to 3/4."""
+    first, second = map(places.read, part.inputs)
+    reads = [first + second]
+    if is_backup:  # twice the first outweighs the second
+        reads = [first, second - 2 * first.sum(1, keepdims=True)]
+    for codes in reads:
+        for code, value in zip(codes.T, places.domain(part), strict=True):
+            yield 4 * code, -2.0, writes[value]
+            yield 4 * code, -3.0, -writes[value]
+
+
 def doubled(program: Program, *, is_backup: bool) -> Program:
-    """Duplicates the heads of a program that copy, as in `language.Either`.
+    """Duplicates the heads of a program that copy: a model needs only one of two.
+
+    With `is_backup` the second of two counts only where the first is None; else both
+    count, and two different values give two codes at once.
 
     Raises:
       ValueError: If no head copies.
@@ -195,10 +210,12 @@ def doubled(program: Program, *, is_backup: bool) -> Program:
         head = dataclasses.replace(part, selector=selector, values=values)
         if head.values is None:
             return head
-        return Either(lambda one, _: one, (head, dataclasses.replace(head)), is_backup)
+        pair = head, dataclasses.replace(head)
+        units = functools.partial(_either, is_backup)
+        return Map(lambda one, _: one, pair, units)
 
     result = dataclasses.replace(program, output=of(program.output))
-    if not any(isinstance(part, Either) for part in layout.parts(result.output)):
+    if not any(getattr(part, "units", None) for part in layout.parts(result.output)):
         raise ValueError(f"{program.name} has no head that copies.")
     return result
 

@@ -14,7 +14,7 @@ Args:
 
 Flags that commands share are the fields of a dataclass (`groups`). Nothing is computed
 here, and no flag is global, so that commands can be imported together.
-"""
+"""  # noqa: D214
 
 import importlib
 from typing import TYPE_CHECKING, Any

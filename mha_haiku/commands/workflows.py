@@ -12,7 +12,7 @@ from mha_haiku.commands.table import command, place, tell
 from mha_haiku.core import checks
 from mha_haiku.core.checks import ConfigError
 from mha_haiku.subjects import dossiers, entry_points, imported_runs, observers
-from mha_haiku.subjects.subject import Subject
+from mha_haiku.subjects.subject import Subject, check_task
 from mha_haiku.subjects.verbs import VERBS, dumps, saved_models
 from mha_haiku.training.devices import cluster
 from mha_haiku.training.runs import files, progress
@@ -206,7 +206,8 @@ def prune_heads(
         tell(result, folder, pictures.format)
     else:
         print(result.text())
-        saved = saved_models.save_run(result.smallest, folder, steps=steps)
+        smallest = check_task(result.smallest, "prune")
+        saved = saved_models.save_run(smallest, folder, steps=steps)
         print(f"\nPruned run: {saved}")
 
 

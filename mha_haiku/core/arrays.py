@@ -17,8 +17,6 @@ from mha_haiku.core import checks
 
 PICKLED = (".bin", ".ckpt", ".pickle", ".pkl", ".pt", ".pth")
 
-METADATA = "__metadata__"  # reserved by safetensors in the header
-
 
 class Stored(NamedTuple):
     """An array in a file."""

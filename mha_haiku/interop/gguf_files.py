@@ -6,6 +6,7 @@ byte-pair tokenizer as lists; everything else differs in names and in default va
 
 import functools
 import logging
+import struct
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -73,8 +74,33 @@ def read(path: Path) -> tuple[dict[str, Any], dict[str, arrays.Stored]]:
             "A GGUF file needs gguf: pip install 'mha_haiku[interop]'."
         ) from None
 
+    class Reader(gguf.GGUFReader):
+        """Reads an array of a field at once; the package takes a second for tokens."""
+
+        def _get_field_parts(self, orig_offs: int, raw_type: int) -> tuple:
+            offset, kinds = orig_offs, gguf.GGUFValueType
+            if raw_type != kinds.ARRAY or self.byte_order != "I":
+                return super()._get_field_parts(offset, raw_type)
+            memory: Any = self.data
+            data = memoryview(memory)
+            number, count = struct.unpack_from("=IQ", data, offset)
+            kind, at, parts = kinds(number), offset + 12, []
+            dtype = self.gguf_scalar_to_np.get(kind)
+            if dtype is not None:
+                parts = [self._get(at, dtype, count)]
+                at += parts[0].nbytes
+            elif kind == kinds.STRING:
+                for _ in range(count):
+                    (size,) = struct.unpack_from("=Q", data, at)
+                    at += 8 + size
+                    parts.append(data[at - size : at])
+            else:
+                return super()._get_field_parts(offset, raw_type)
+            types = [kinds.ARRAY, kind][: 1 + bool(count)]
+            return at - offset, parts, [*range(len(parts))], types
+
     try:
-        reader = gguf.GGUFReader(path)
+        reader = Reader(path)
         fields = {name: field.contents() for name, field in reader.fields.items()}
     except Exception as error:  # of gguf, of the disk
         reason = getattr(error, "strerror", None) or error

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku.core import arrays, checks, fields, models
+from mha_haiku.core.modules import anatomy
 from mha_haiku.interop import sources
 from mha_haiku.interop.families import FAMILIES, name_tables
 from mha_haiku.training.tasks import tokenization
@@ -255,6 +256,15 @@ def rows_of(
 def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
     """Finds the tree of shapes of the parameters of a config's model."""
     model = models.build(config, **sizes._asdict())
+    if model.scanned is not None and config.num_layers > 1:
+        # The layers are alike, and one is traced for all.
+        found = shapes(config.replace(num_layers=1), sizes)
+        parts = [(anatomy.layer_of(module), module) for module in found]
+        return {
+            module if layer is None else str(layer._replace(index=i)): found[module]
+            for layer, module in parts
+            for i in range(1 if layer is None else config.num_layers)
+        }
     tokens = inputs = jax.ShapeDtypeStruct((1, 1), np.int32)
     if sizes.num_tokens is None:
         inputs = jax.ShapeDtypeStruct((1, 1, sizes.feature_size), np.float32)

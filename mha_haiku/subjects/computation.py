@@ -241,18 +241,20 @@ def measured(
     if metric == "drift":
         return heads.measured_by_drift(model, params, batches)
     function = {
-        "loss": heads.metrics.loss,
+        "loss": heads.metrics.Loss(targets_of(subject, None)),
         "accuracy": heads.metrics.mistakes(subject.task.correct),
         "exact_match": heads.metrics.failures(subject.task.correct),
     }[metric]
     return heads.Measured(model, function, params, batches)
 
 
-def targets_of(subject: Subject, batch: tasks.Example) -> str:
+def targets_of(subject: Subject, batch: Any) -> str:
     """Says what the targets are; ValueError if there are none that can be learned.
 
-    Next tokens are refused where the model sees them.
+    Next tokens are refused where the model sees them. A task knows without a batch.
     """
+    if has_task(subject):
+        return "the next token" if subject.task.continues else "the targets"
     counted = np.asarray(batch.weights) > 0
     if not counted.any():
         why = "has examples without targets; give labels, or pass metric= to mh.wrap"
@@ -274,8 +276,8 @@ def targets_of(subject: Subject, batch: tasks.Example) -> str:
     return "hidden tokens" if subject.codec.mask_probability else "the labels"
 
 
-def with_loss(subject: Subject, batch: tasks.Example) -> models.Model:
-    """Returns a wrapped model with the loss to train on.
+def with_loss(subject: Subject, batch: tasks.Example) -> tuple[models.Model, str]:
+    """Returns a wrapped model with the loss to train on, and the name of this.
 
     This is the subject's metric, the loss that a module itself computes from the batch,
     or the cross-entropy of the targets.
@@ -284,9 +286,11 @@ def with_loss(subject: Subject, batch: tasks.Example) -> models.Model:
     if metric is heads.metrics.loss:
         run = functools.partial(model_runs.run, subject.model)
         if jax.eval_shape(run, subject.params, batch).loss is not None:
-            return subject.model._replace(loss=lambda x, _: x.loss)
-        targets_of(subject, batch)
-    return subject.model._replace(loss=lambda x, example: metric(x.logits, example))
+            model = subject.model._replace(loss=lambda x, _: x.loss)
+            return model, "loss that the module computes, nats"
+        metric = heads.metrics.Loss(targets_of(subject, batch))
+    model = subject.model._replace(loss=lambda x, batch: metric(x.logits, batch))
+    return model, ", ".join(heads.metrics.named(metric))
 
 
 def _sees_next(subject: Subject, batch: tasks.Example) -> bool:

@@ -1,4 +1,4 @@
-"""A flight recorder for any train step: what heads do, every so many steps."""
+"""A flight recorder for any train step: statistics of its heads, every few steps."""
 
 import collections
 import contextlib
@@ -36,11 +36,11 @@ _MEANINGS = {x.name: f"{x.label}, {x.unit}" for x in attention.STATISTICS.values
 class Monitor:
     """A train step that also records what the heads of its model do.
 
-    It returns what the step returns. In every so many steps, from the first, another
-    compiled program takes the step and measures its attention maps; in the others the
-    step itself runs. The model may be anything that `mh.look` sees maps in, with
-    gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but maps of
-    `mh.attend` itself are not seen in a `jax.checkpoint` that is differentiated.
+    It returns what the step returns. In the first step, and every `every` steps after
+    it, another compiled program takes the step and measures its attention maps; in the
+    others the step itself runs. The model may be anything that `mh.look` sees maps in,
+    with gradients, `jit`, `scan`, `remat`, `pmap` and `shard_map` around it; but in a
+    `jax.checkpoint` that is differentiated maps of `mh.attend` itself are not seen.
 
     Numbers are of all examples of a step: means, or the largest where that is the
     statistic. Alarms, such as "layer 3, head 5: entropy fell below 0.05 nats at step

@@ -64,9 +64,9 @@ class Subject:
     batches: Sequence[tasks.Example] | None = None
     certifier: torch_modules.Certifier | None = None  # of a PyTorch module
     module: Any = None  # of PyTorch, with the same names of parameters
-    # Of a pruned function: makes parameters of the whole one, with zeros; its size.
-    filled: Callable[[Any], Any] | None = None
-    saving: str = ""
+    left: "Sequence[Part]" = ()  # of a pruned function: all parts, with what is left
+    filled: Callable[[Any], Any] | None = None  # makes parameters of the whole one
+    saving: str = ""  # by pruning, in words
     # Of runs, and of pretrained weights that have a tokenizer:
     config: configuration.RunConfig | None = None
     task: tasks.Task | None = None
@@ -324,12 +324,10 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
         x: [y for y, z in zip(counts, kinds, strict=True) if z == x] for x in kinds
     }
     numbers = itertools.chain(*map(model_runs.layer_numbers, by_kind.values()))
-    return [
-        Part(path, kind, number, tuple(range(count)))
-        for (path, count), kind, number in zip(
-            counts.items(), kinds, numbers, strict=True
-        )
-    ]
+    left = [x.names for x in subject.left if x.names]
+    if [*map(len, left)] != [*counts.values()]:  # not pruned, or with zeros
+        left = [tuple(range(count)) for count in counts.values()]
+    return [*map(Part, counts, kinds, numbers, left)]
 
 
 def layers_of(parts: Sequence[Part]) -> tuple[Layer, ...]:

@@ -13,7 +13,7 @@ from mha_haiku import runs, tasks
 from mha_haiku.commands import config_files
 from mha_haiku.training import train_step
 from mha_haiku.training.runs import configuration, folders, loop
-from tests import everyday, tiny_runs
+from tests import everyday, tiny_models, tiny_runs
 from tests.test_readme import READMES
 
 _REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -58,11 +58,7 @@ def test_config_or_default_suits_its_task_and_hides_its_targets(of):
         model=dict(num_layers=1)
     )  # they are alike, and take long to compile
     model = folders.make_model(config.model, task)
-    generator = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: generator.standard_normal(x.shape).astype(x.dtype),
-        folders.abstract_state(config, task, model).params,
-    )
+    params = tiny_models.normal(folders.abstract_state(config, task, model).params)
     apply = jax.jit(functools.partial(model.apply, is_training=False))
     first, second = apply(params, None, **example.model_inputs()).logits
     np.testing.assert_array_equal(first[:-1], second[:-1])

@@ -1,6 +1,5 @@
 """Attention of transformers' models by our engine, and functions of the user."""
 
-import importlib.util
 import inspect
 
 import jax
@@ -8,12 +7,9 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
+from tests.interop.torch_packages import WARNINGS, torch, transformers
 
-WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
-torch = pytest.importorskip("torch", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY)
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip(WHY, allow_module_level=True)
+pytestmark = WARNINGS
 
 from transformers import masking_utils  # noqa: E402
 from transformers.integrations import moe  # noqa: E402

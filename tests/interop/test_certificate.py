@@ -1,17 +1,12 @@
 """A PyTorch module next to its copy in JAX: faults are found, and nothing else."""
 
-import importlib.util
-
 import numpy as np
 import pytest
 
 import mha_haiku as mh
+from tests.interop.torch_packages import WARNINGS, torch
 
-WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
-torch = pytest.importorskip("torch", reason=WHY)
-pytest.importorskip("transformers", reason=WHY)
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip(WHY, allow_module_level=True)
+pytestmark = WARNINGS
 
 import torch.nn.functional as F  # noqa: E402, N812
 from transformers import modeling_utils  # noqa: E402
@@ -19,11 +14,6 @@ from transformers import modeling_utils  # noqa: E402
 from tests.interop import torch_families  # noqa: E402
 from tests.interop.torch_families import CASES  # noqa: E402
 
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 B, T, D = 2, 5, 8
 TOKENS = np.random.default_rng(0).integers(3, 31, (B, T))
 

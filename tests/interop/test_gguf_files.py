@@ -229,6 +229,7 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
         "tokenizer_pre": "smollm",
         "token_list": [*ids, "<|end|>"],
         "token_types": [*([1] * len(ids)), 3],
+        "token_scores": [0.5] * (len(ids) + 1),
         "token_merges": merges,
         "bos_token_id": len(ids),
         "add_bos_token": True,
@@ -238,7 +239,8 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
     _write(folder, file, **fields)
     assert interop.load(file).tokenizer.num_tokens == 31
     assert "tokenizer of 271 tokens, and a model of 31" in caplog.text
-    stored = gguf_files.read(file)[0]
+    stored, theirs = gguf_files.read(file)[0], gguf.GGUFReader(file).fields
+    assert stored == {name: x.contents() for name, x in theirs.items()}
     tokenizer = gguf_files.tokenizer(file, stored, 300)
     assert tokenizer.num_tokens == 300 and tokenizer.before == (len(ids),)
     assert tokenizer.label(len(ids)) == "<|end|>"
@@ -250,3 +252,8 @@ def test_tokens_are_those_of_the_merges(folder, tmp_path, caplog):
     _write(folder, file, **{**fields, "tokenizer_pre": "tekken"})
     assert interop.load(file).tokenizer is None
     assert "kind 'gpt2', 'tekken', which is not read" in caplog.text
+    whole = file.read_bytes()
+    for name in (b"tokens", b"token_type", b"merges"):
+        file.write_bytes(whole[: whole.index(b"ggml." + name) + 500])
+        with pytest.raises(checks.ConfigError, match="truncated or cannot be read"):
+            interop.load(file)

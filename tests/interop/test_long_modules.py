@@ -1,27 +1,15 @@
 """PyTorch modules at 2,048 tokens need no memory for scores of all queries and keys."""
 
 import dataclasses
-import importlib.util
 
 import jax
 import numpy as np
 import pytest
 
 import mha_haiku as mh
+from tests.interop.torch_packages import WARNINGS, torch, transformers
 
-WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
-torch = pytest.importorskip("torch", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY)
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip(WHY, allow_module_level=True)
-
-# Theirs.
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
+pytestmark = [pytest.mark.slow, *WARNINGS]
 T, D, H, L, VOCABULARY = 2048, 48, 6, 2, 31
 SCORES = 4 * H * T * T  # bytes of the scores of a layer
 

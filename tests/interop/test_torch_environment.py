@@ -1,7 +1,6 @@
 """Operations of PyTorch in JAX, next to torch itself."""
 
 import concurrent.futures
-import importlib.util
 import os
 import time
 
@@ -11,14 +10,9 @@ import numpy as np
 import pytest
 
 import mha_haiku as mh
-
-WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
-torch = pytest.importorskip("torch", reason=WHY)
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip(WHY, allow_module_level=True)
-
-from mha_haiku.interop.torch_modules import conversion  # noqa: E402
-from tests import everyday  # noqa: E402
+from mha_haiku.interop.torch_modules import conversion
+from tests import everyday
+from tests.interop.torch_packages import torch
 
 functional = torch.nn.functional
 B, T, S, H, K, V = 2, 3, 5, 4, 8, 6

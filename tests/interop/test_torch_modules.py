@@ -1,7 +1,6 @@
 """PyTorch modules as subjects, next to torch itself."""
 
 import dataclasses
-import importlib.util
 import inspect
 import json
 import sys
@@ -16,24 +15,15 @@ import safetensors.numpy
 
 import mha_haiku as mh
 from mha_haiku.core.checks import ConfigError
+from mha_haiku.interop.torch_modules import conversion
+from tests import everyday
+from tests.interop.torch_packages import WARNINGS, torch, transformers
 
-WHY = "needs mha_haiku[torch]: torch, torchax and transformers"
-torch = pytest.importorskip("torch", reason=WHY)
-transformers = pytest.importorskip("transformers", reason=WHY)
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip(WHY, allow_module_level=True)
+pytestmark = WARNINGS
 
-from mha_haiku.interop.torch_modules import conversion  # noqa: E402
-from tests import everyday  # noqa: E402
 from tests.interop import torch_families  # noqa: E402
 from tests.interop.torch_families import CASES, B, D, H, S  # noqa: E402
 
-# Theirs.
-pytestmark = [
-    pytest.mark.filterwarnings("ignore::DeprecationWarning"),
-    pytest.mark.filterwarnings("ignore::FutureWarning"),
-    pytest.mark.filterwarnings("ignore::UserWarning"),
-]
 HEAD = 1
 
 

@@ -11,7 +11,7 @@ from mha_haiku import heads, interop, models
 from mha_haiku.core import arrays, checks, sites
 from mha_haiku.interop import loader
 from mha_haiku.training.tasks import tokenization
-from tests import everyday, pretrained
+from tests import everyday, pretrained, tiny_models
 from tests.interop import small_models
 from tests.tiny_runs import model_config
 
@@ -137,12 +137,7 @@ def test_small_weights_of_norms_of_gemma_are_not_lost_in_half_precision(tmp_path
 def _random(config, num_tokens=7, num_classes=None, feature_size=None):
     """Random parameters of a config's model, and its sizes."""
     sizes = interop.Sizes(num_tokens, feature_size, num_classes or num_tokens)
-    generator = np.random.default_rng(0)
-    params = jax.tree.map(
-        lambda x: np.float32(generator.standard_normal(x.shape)),
-        loader.shapes(config, sizes),
-    )
-    return params, sizes
+    return tiny_models.normal(loader.shapes(config, sizes)), sizes
 
 
 @pytest.mark.parametrize(

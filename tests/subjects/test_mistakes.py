@@ -10,34 +10,18 @@ import pytest
 
 import mha_haiku as mh
 from mha_haiku.subjects.subject import VERBS, Subject
-
-
-class _Letters:
-    def encode(self, text):
-        return [ord(x) - ord("a") for x in text]
-
-    def decode(self, tokens):
-        return "".join(chr(ord("a") + x) for x in tokens)
-
-
-def _by_hand(params, tokens):
-    x = params["table"][tokens]
-    q, k, v = (x @ params[name] for name in "qkv")
-    q, k, v = (y.reshape(*y.shape[:2], 2, -1) for y in (q, k, v))
-    weights = jax.nn.softmax(jax.numpy.einsum("bthk,bshk->bhts", q, k))
-    heads = jax.numpy.einsum("bhts,bshv->bthv", weights, v)
-    return (x + heads.reshape(x.shape)) @ params["table"].T
+from tests.subjects.test_subject import Letters, by_hand
 
 
 @pytest.fixture(scope="module")
 def subject():
     keys = jax.random.split(jax.random.key(0), 4)
-    shapes = {"table": (26, 6), "q": (6, 6), "k": (6, 6), "v": (6, 6)}
+    shapes = {"table": (26, 6)} | dict.fromkeys("qkv", (6, 2, 3))
     params = {
         name: jax.random.normal(key, shapes[name])
         for name, key in zip(shapes, keys, strict=True)
     }
-    return mh.wrap(_by_hand, params, _Letters())
+    return mh.wrap(by_hand, params, Letters())
 
 
 READINGS = {
@@ -92,8 +76,8 @@ MISTAKES = {
     "keep must be a number or a list of lists of integers": lambda x: x.prune("half"),
     "metric_drop must be a number": lambda x: x.prune(metric_drop=[0.1]),
     "answers must be a tuple of 2": lambda x: x.patch("ab", "ac", answers=5),
-    "edits must be a dict": lambda x: mh.edit(_by_hand, 5),
-    "at must be a text": lambda x: mh.look(_by_hand, 5),
+    "edits must be a dict": lambda x: mh.edit(by_hand, 5),
+    "at must be a text": lambda x: mh.look(by_hand, 5),
     "subject must be a Measured": lambda x: mh.heads.ablation(5),
     "model must be a Model": lambda x: mh.heads.logit_lens(5, {}, {}),
     "config must be a ModelConfig, got 'encoder'": lambda x: mh.models.part_of(

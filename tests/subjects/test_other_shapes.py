@@ -14,6 +14,7 @@ import pytest
 
 import mha_haiku as mh
 from tests import everyday
+from tests.subjects.test_subject import Letters
 
 B, T, H, D, V, L = 1, 6, 2, 8, 11, 2
 TOKENS, OTHER = np.array([[1, 5, 3, 7, 2, 4]]), np.array([[1, 6, 3, 7, 2, 4]])
@@ -127,13 +128,6 @@ def test_the_numbers_are_those_of_the_plain_function(params, expected, name, que
 
 
 def test_an_answer_at_the_last_position_is_below_its_token(params):
-    class Letters:
-        def encode(self, text):
-            return [ord(x) % V for x in text]
-
-        def decode(self, tokens):
-            return "".join(chr(97 + token) for token in tokens)
-
     def of_last(params, tokens):
         return model(params, tokens)[:, -1:]
 

@@ -37,7 +37,7 @@ def bert(tmp_path_factory):
     return mh.load(pretrained.bert(tmp_path_factory.mktemp("bert")))
 
 
-def _by_hand(params, tokens):
+def by_hand(params, tokens):
     """A layer of two heads of somebody's own."""
     x = params["table"][tokens]
     query, key = (jnp.einsum("btd,dhk->bthk", x, params[name]) for name in "qk")
@@ -47,7 +47,7 @@ def _by_hand(params, tokens):
     return (x + heads.reshape(x.shape)) @ params["table"].T
 
 
-class _Letters:
+class Letters:
     def encode(self, text):
         return [ord(x) - ord("a") for x in text]
 
@@ -63,7 +63,7 @@ def foreign():
     params = {"table": normal(26, 6)} | {name: normal(6, 2, 3) for name in "qkv"}
     tokens = jax.random.randint(next(keys), (3, 5), 0, 26)
     batch = tasks.Example(tokens, tokens, jnp.ones(tokens.shape), None)
-    return mh.wrap(_by_hand, params, _Letters(), examples=[batch], name="by hand")
+    return mh.wrap(by_hand, params, Letters(), examples=[batch], name="by hand")
 
 
 @pytest.mark.slow
@@ -193,7 +193,7 @@ def _of_two_stacks(params, x, decoder_inputs, lengths=None, decoder_lengths=None
 def translator(foreign):
     sources, targets = np.array([[0, 1, 2, 3]]), np.array([[4, 5, 6]])
     batch = tasks.Example(sources, targets, np.ones((1, 3)), None, targets)
-    return mh.wrap(_of_two_stacks, foreign.params, _Letters(), examples=[batch])
+    return mh.wrap(_of_two_stacks, foreign.params, Letters(), examples=[batch])
 
 
 @pytest.mark.slow
@@ -308,6 +308,8 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
     assert whole["loss"] == pytest.approx(summary["metrics"]["held_out_loss"], rel=1e-5)
     small = m.prune([[1], [0, 1]])
     assert small.metrics()["loss"] != whole["loss"]
+    label = small.importance("ablation", examples=8).first.label
+    assert all("loss of the targets" in text for text in (repr(whole), label))
     after = small.train(tmp_path / "small", steps=2)
     assert after.step == 2 and repr(after).startswith("Subject('small'")
     kept = [list(x.names) for x in models.heads_of_layers(after.model.config)]
@@ -320,14 +322,14 @@ def test_a_config_is_trained_pruned_and_trained_on(tmp_path, make_config):
 def test_parameters_that_are_no_arrays_stay_what_they_are(foreign):
     def function(params, tokens):
         named = dict(zip(params["names"].tolist(), params["arrays"], strict=True))
-        return _by_hand(named, tokens) if params["number"] == 2 else None
+        return by_hand(named, tokens) if params["number"] == 2 else None
 
     names, arrays = zip(*foreign.params.items(), strict=True)
     params = {"names": np.array(names), "arrays": arrays, "number": np.int64(2)}
     inputs = np.asarray(foreign.batches[0].inputs)
     ablated = mh.wrap(function, params).ablated((0, 1)).logits(inputs)
     cut = foreign.params | {"v": foreign.params["v"].at[:, 1].set(0)}
-    np.testing.assert_allclose(ablated, _by_hand(cut, inputs), atol=1e-5)
+    np.testing.assert_allclose(ablated, by_hand(cut, inputs), atol=1e-5)
 
 
 _OF_EXAMPLES = {
@@ -469,7 +471,7 @@ def test_numbers_that_are_not_there_are_refused_by_name(llama, name):
 
 @pytest.mark.slow
 def test_inputs_without_a_tokenizer_are_arrays(foreign):
-    bare = mh.wrap(_by_hand, foreign.params)
+    bare = mh.wrap(by_hand, foreign.params)
     assert bare.maps([1, 2, 3])[0].shape == (1, 2, 3, 3)
     with pytest.raises(
         ValueError, match="inputs must be arrays, got 'hello': the model has no"
@@ -479,10 +481,10 @@ def test_inputs_without_a_tokenizer_are_arrays(foreign):
         bare.decode([1, 2])
     with pytest.raises(ValueError, match="must be the number of a token, got 'a'"):
         bare.patch([1, 2], [1, 3], answers=("a", "b"))
-    with pytest.raises(ValueError, match="_by_hand takes no lengths="):
+    with pytest.raises(ValueError, match="by_hand takes no lengths="):
         foreign.maps(["hello", "you"])
     with pytest.raises(TypeError, match=r"tokenizer must have encode\(text\)"):
-        mh.wrap(_by_hand, {}, tokenizer=3)
+        mh.wrap(by_hand, {}, tokenizer=3)
     for other in (3, None, {"w": np.ones(3)}):
         with pytest.raises(TypeError, match="function must be a function"):
             mh.wrap(other)
@@ -569,7 +571,7 @@ def test_one_text_at_a_time_has_no_other_to_resample(foreign):
 
 
 def _of_segments(params, tokens, segment):
-    return _by_hand(params, tokens) * segment[..., None]
+    return by_hand(params, tokens) * segment[..., None]
 
 
 @pytest.mark.slow
@@ -578,7 +580,7 @@ def test_a_function_gets_all_keywords_of_a_mapping(foreign):
     subject = mh.wrap(_of_segments, foreign.params, metric=first)
     tokens, segment = np.array([[1, 2, 3, 0], [4, 5, 6, 7]]), np.arange(8).reshape(2, 4)
     given = {"inputs": tokens, "segment": segment}
-    wanted = _by_hand(foreign.params, tokens) * segment[..., None]
+    wanted = by_hand(foreign.params, tokens) * segment[..., None]
     np.testing.assert_allclose(subject.logits(given), wanted, 1e-4, 1e-5)
     mask = np.array([[1, 1, 1, 0], [1, 1, 1, 1]])
     found = subject.importance("ablation", given | {"attention_mask": mask})
@@ -675,7 +677,7 @@ def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
     tokens = np.array([[3, 14, 5, 6]])
     labels = np.array([[-100, -100, 5, 7]])
     given = {"inputs": tokens, "labels": labels}
-    logs = jax.nn.log_softmax(_by_hand(foreign.params, tokens))[0]
+    logs = jax.nn.log_softmax(by_hand(foreign.params, tokens))[0]
     wanted = -(logs[1, 5] + logs[2, 7]) / 2
     np.testing.assert_allclose(_loss(foreign, given), wanted, 1e-4)
     # Our own models say whether they predict the next token.
@@ -686,7 +688,7 @@ def test_labels_of_a_function_are_those_of_the_position_before(foreign, bert):
     np.testing.assert_array_equal(taught.logits(given)[..., 0], labels)
 
 
-class _Marked(_Letters):
+class _Marked(Letters):
     """Puts a start token before a text, and knows no option to leave it out."""
 
     def encode(self, text):
@@ -702,11 +704,11 @@ def test_an_answer_is_one_token_without_those_around_a_text(foreign, bert):
         assert encoding.one_token(codec, "cat") == cat
         with pytest.raises(ValueError, match=r"which has 2: \['cat', '\w+'\]"):
             encoding.one_token(codec, "cat dog")
-    codec = encoding.of_tokenizer(_Letters())
+    codec = encoding.of_tokenizer(Letters())
     assert encoding.one_token(codec, "c") == 2
     with pytest.raises(ValueError, match="which has 2"):
         encoding.one_token(encoding.of_tokenizer(_Marked()), "c")
-    subject = mh.wrap(_by_hand, foreign.params, whole)
+    subject = mh.wrap(by_hand, foreign.params, whole)
     texts = "the cat sat", "the dog sat"
     found = [subject.patch(*texts, answers=x).mean for x in (("cat", "dog"), (7, 8))]
     np.testing.assert_array_equal(*found)
@@ -718,17 +720,17 @@ def test_only_the_loss_needs_next_tokens(foreign):
         return logits[..., 0].mean(1)
 
     inputs = np.array([[3], [4]])
-    subject = mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+    subject = mh.wrap(by_hand, foreign.params, metric=metric, examples=inputs)
     found, given = (subject.importance("ablation", x)["ablation"] for x in (2, inputs))
     np.testing.assert_array_equal(found.per_example, given.per_example)
     for metric in (None, heads.metrics.loss):
         with pytest.raises(ValueError, match="at least two tokens, to predict"):
-            mh.wrap(_by_hand, foreign.params, metric=metric, examples=inputs)
+            mh.wrap(by_hand, foreign.params, metric=metric, examples=inputs)
     # Another metric may read them.
     rows = np.array([[3, 4, 5]])
     mistakes = heads.metrics.mistakes()
-    subject = mh.wrap(_by_hand, foreign.params, metric=mistakes, examples=rows)
-    answers = _by_hand(foreign.params, rows)[0, :2].argmax(-1)
+    subject = mh.wrap(by_hand, foreign.params, metric=mistakes, examples=rows)
+    answers = by_hand(foreign.params, rows)[0, :2].argmax(-1)
     for x in (1, rows):
         wanted = (answers != rows[0, 1:]).mean()
         np.testing.assert_allclose(_loss(subject, x), wanted)
@@ -742,13 +744,13 @@ def test_arguments_that_would_be_ignored_are_refused(foreign, monkeypatch):
             foreign.circuit("abc", "abd", **option)
     monkeypatch.setattr(torch_modules, "is_module", lambda _: True)
     with pytest.raises(ValueError, match=r"params must be None .* by tokenizer="):
-        mh.wrap(_by_hand, _Letters())
+        mh.wrap(by_hand, Letters())
 
 
 @pytest.mark.slow
 def test_keywords_that_are_not_per_example_are_those_of_all_examples(foreign):
     def scaled(params, tokens, scale):
-        return _by_hand(params, tokens) * scale[0]
+        return by_hand(params, tokens) * scale[0]
 
     rows = np.random.default_rng(0).integers(0, 7, (4, 5))
     scale = np.array([2.0, 3.0, 4.0])

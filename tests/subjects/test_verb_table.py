@@ -138,7 +138,7 @@ CALLS = {
     ),
     "importance": lambda s, x, y, n, out: s.importance(examples=n),
     "learn_gates": lambda s, x, y, n, out: s.learn_gates(
-        out, penalty=0.1, steps=1, tuning_steps=1
+        out, penalty=0.1, steps=1, tuning_steps=1, examples=None if s.task else n
     ),
     "lens": lambda s, x, y, n, out: s.lens(x),
     "logits": lambda s, x, y, n, out: s.logits(x),
@@ -158,7 +158,7 @@ CALLS = {
     "sites": lambda s, x, y, n, out: s.sites(x),
     "statistics": lambda s, x, y, n, out: s.statistics(n),
     "strongest": lambda s, x, y, n, out: s.strongest(0, 0, n),
-    "sweep": lambda s, x, y, n, out: s.sweep(keep=0.5),
+    "sweep": lambda s, x, y, n, out: s.sweep(keep=0.5, sizes=1, examples=n),
     "train": lambda s, x, y, n, out: s.train(
         out, steps=1, **{} if s.task else {"examples": n}
     ),

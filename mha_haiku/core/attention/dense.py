@@ -9,12 +9,12 @@ from jaxtyping import Array, Float
 
 from mha_haiku.core import tiles
 from mha_haiku.core.attention import gradients, products
-from mha_haiku.core.attention.inputs import Inputs
+from mha_haiku.core.attention.inputs import Inputs, Weighting
 from mha_haiku.core.attention.normalizers import LogSum
 
 
 def formula(
-    inputs: Inputs, dropout_rate: float
+    inputs: Inputs, dropout_rate: float, finish: Weighting | None = None
 ) -> tuple[Float[Array, "*B T H V"], LogSum, tuple]:
     """Computes values, logsumexp and scores by operations that JAX differentiates."""
     query, key, value, weighting, nonfinite, _ = inputs.zeroed()
@@ -34,6 +34,10 @@ def formula(
     total = weights.sum(-1, keepdims=True)
     logsumexp = LogSum.of(largest[..., 0], total[..., 0])
     total = jnp.where(total == 0, 1, total)
+    if finish is not None:  # weights are normalized before the product
+        shares = jnp.moveaxis(weights / total, -3, -2)  # as values: [..., T, H, S]
+        shares, logsumexp = finish._replace(gates=None).finished(shares, logsumexp)
+        weights, total = jnp.moveaxis(shares, -2, -3), jnp.ones_like(total)
     factors = _dropout(inputs, dropout_rate)
     weights = weights if factors is None else weights * factors
     # Sums are divided and not weights: T V numbers in place of T S.

@@ -35,6 +35,9 @@ Implementation = Callable[[Inputs, float], tuple[Array, Array | LogSum]]
 _DENSE_SCORES = {"cpu": 2**20}
 _DENSE_SCORES_ON_ACCELERATORS = 2**26
 
+# Whether heads attend one by one, by plain equations: so that some can be removed.
+apart = jax.make_user_context(False)
+
 
 def attend(
     query: Float[Array, "*B T H K"],
@@ -127,6 +130,12 @@ def attend_within(
     if dropout_rate and rng is None:
         raise ValueError(f"dropout_rate is {dropout_rate}, which needs a key in rng=.")
 
+    if apart.value:
+        key, value = (scores.repeat_heads(x, query.shape[-2]) for x in (key, value))
+        inputs = Inputs(query, key, value, weighting.scoring(), rng=rng)
+        values, log_sum, _ = dense.formula(inputs, dropout_rate, weighting)
+        values, log_sum = weighting._replace(normalizer=None).finished(values, log_sum)
+        return values, attention_map.AttentionMap(query, key, log_sum, weighting, value)
     nonfinite = None
     if not isinstance(weighting.mask, masks.Full):
         nonfinite = Nonfinite.of(query, key, value)

@@ -271,18 +271,10 @@ class Full(Mask):
     def open_range(self, rows: Range, keys: Range) -> Range:
         return keys
 
-    def unseen_keys(
-        self,
-        num_queries: int,
-        num_keys: int,
-        first_query: int | Array = 0,
-        first_key: int | Array = 0,
-    ) -> None:
+    def unseen_keys(self, *sizes: Any) -> None:
         return None
 
-    def fully_masked(
-        self, num_queries: int, num_keys: int, first_query: int | Array = 0
-    ) -> None:
+    def fully_masked(self, *sizes: Any) -> None:
         return None
 
 

@@ -1,6 +1,5 @@
 """Masks that depend only on positions."""
 
-import abc
 from collections.abc import Callable
 
 import jax.numpy as jnp
@@ -72,17 +71,8 @@ def where(function: Callable[[Array, Array], Array]) -> Mask:
     return Where(function)
 
 
-class _Relative(Mask):
-    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
-        return self.allows(tiles.on_rows(rows), tiles.on_columns(columns))
-
-    @abc.abstractmethod
-    def allows(self, rows: Array, columns: Array) -> Array:
-        """Decides whether queries at `rows` may attend to keys at `columns`."""
-
-
 @tiles.pytree
-class Band(_Relative):
+class Band(Mask):
     """Keys from t - left to t + right."""
 
     left: int | None = tiles.static()
@@ -92,8 +82,8 @@ class Band(_Relative):
         is_causal = self.left is None and self.right == 0
         return "causal()" if is_causal else f"window({self.left}, {self.right})"
 
-    def allows(self, rows: Array, columns: Array) -> Array:
-        distance = columns - rows
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
+        distance = tiles.on_columns(columns) - tiles.on_rows(rows)
         if self.left is None:
             assert self.right is not None  # else `window` makes `full()`
             return distance <= self.right
@@ -133,7 +123,7 @@ class Band(_Relative):
 
 
 @tiles.pytree
-class Where(_Relative):
+class Where(Mask):
     """Keys for which a function of positions is true."""
 
     function: Callable[[Array, Array], Array] = tiles.static()
@@ -141,7 +131,8 @@ class Where(_Relative):
     def __repr__(self):
         return f"where({getattr(self.function, '__name__', repr(self.function))})"
 
-    def allows(self, rows: Array, columns: Array) -> Array:
+    def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
+        rows, columns = tiles.on_rows(rows), tiles.on_columns(columns)
         allowed = jnp.asarray(self.function(rows, columns))
         wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
         if allowed.dtype != bool:

@@ -16,9 +16,6 @@ from mha_haiku.core.models import architecture, parts
 from mha_haiku.core.models.architecture import ModelConfig
 from mha_haiku.core.modules import layer_stacks
 
-OUTPUT_MODULES = ("output_hidden", "output_norm", "logits")
-"""Names of the modules after the last layer, which make the predictions."""
-
 
 class Maps(tuple):
     """The attention maps of an encoder-decoder: a tuple with a view of each kind."""

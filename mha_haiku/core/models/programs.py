@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.core
 
+from mha_haiku.core.attention import implementations
 from mha_haiku.core.sites import jaxprs, traces
 
 _MOST = 32  # kinds of arguments, such as lengths, whose programs a function keeps
@@ -27,6 +28,7 @@ def kept(function: Callable) -> Callable:
         kinds = ((x.shape, x.dtype) if traces.is_array(x) else x for x in leaves)
         options = ("jax_enable_x64", "jax_default_matmul_precision")
         key = structure, *(getattr(jax.config, name) for name in options), *kinds
+        key = *key, implementations.apart.value
         try:
             program = programs.get(key)
         except TypeError:  # an argument cannot be hashed

@@ -46,7 +46,7 @@ def blockwise(function: Callable, *, limit: int = _NUMBER * regions.LIMIT) -> Ca
 
 
 def of_numbers(function: Callable, limit: int) -> Callable:
-    """Returns `blockwise` for values of more than so many numbers."""
+    """Returns `blockwise` for values of more than `limit` numbers."""
 
     def walk(function: Callable, args: tuple, kwargs: dict) -> tuple[Any, None]:
         closed, arrays, _, whole = traces.trace(function, args, kwargs)

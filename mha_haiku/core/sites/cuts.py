@@ -53,7 +53,7 @@ _ALONG = {
 }
 _RESIZED = {"slice", "dynamic_slice", "pad"}
 # The parameter with the number of rows that these return, or read.
-_SIZES = {
+SIZES = {
     **{"broadcast_in_dim": "shape", "reshape": "new_sizes", "iota": "shape"},
     **{"slice": "limit_indices", "dynamic_slice": "slice_sizes"},
     "gather": "slice_sizes",
@@ -237,10 +237,10 @@ def for_rows(equation: Equation, values: list, axis: int, positions: jax.Array) 
         shape = (*output.shape[:axis], len(positions), *output.shape[axis + 1 :])
         x = positions.astype(params["dtype"])
         return [lax.broadcast_in_dim(x, shape, (axis,))]
-    if name in _SIZES and place is not None:
-        sizes = list(params[_SIZES[name]])
+    if name in SIZES and place is not None:
+        sizes = list(params[SIZES[name]])
         sizes[place] = len(positions)
-        params = params | {_SIZES[name]: tuple(sizes)}
+        params = params | {SIZES[name]: tuple(sizes)}
         return [equation.eqn.primitive.bind(*values, **params)]
     return values if name == "sharding_constraint" else outputs(equation, values)
 

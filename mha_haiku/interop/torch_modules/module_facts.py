@@ -1,4 +1,4 @@
-"""What a PyTorch module and its config say: tokens, positions and the loss."""
+"""Tokens, positions and the loss of a PyTorch module, read from it and its config."""
 
 from typing import Any
 

@@ -36,7 +36,7 @@ def save(folder: Path, module: Any, params: Mapping[str, Any], tokenizer: Any) -
 
 
 def smaller(module: Any, params: Mapping[str, Any], heads: int) -> Any:
-    """Makes the model of transformers with so many heads that these parameters fit.
+    """Makes a smaller model of transformers that these parameters fit.
 
     None unless its config can say so: it names the size of a head, and all layers have
     as many heads and groups.

@@ -313,7 +313,7 @@ class Environment(torchax.tensor.Environment):
 
 
 class _Context(torch.autograd.function.FunctionCtx):
-    """What a `torch.autograd.Function` keeps from its forward to its backward pass."""
+    """The values that a `torch.autograd.Function` keeps for its backward pass."""
 
     to_save: tuple = ()
     saved_tensors = property(lambda self: self.to_save)

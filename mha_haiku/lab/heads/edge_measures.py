@@ -43,14 +43,16 @@ def _offered(function: _Function) -> _Function:
     return function
 
 
-def _program(function: Callable, **options: bool) -> Callable:
-    """Compiles a function of `EdgeRuns` and arrays; results are its, and both metrics.
+def program(
+    function: Callable, of_runs: Callable = edge_runs.EdgeRuns, **options: bool
+) -> Callable:
+    """Compiles a function of runs and arrays; results are its, and both metrics.
 
-    Options are passed to `EdgeRuns`.
+    `of_runs(model, params, clean, corrupted, metric, **options)` makes the runs.
     """
 
     @functools.partial(model_runs.compiled, compacts=False)
-    def program(
+    def compiled(
         model: models.Model,
         params: Any,
         clean: tasks.Example,
@@ -58,10 +60,10 @@ def _program(function: Callable, **options: bool) -> Callable:
         *arrays: Array,
         metric: model_runs.Metric,
     ) -> tuple[Array, ...]:
-        runs = edge_runs.EdgeRuns(model, params, clean, corrupted, metric, **options)
+        runs = of_runs(model, params, clean, corrupted, metric, **options)
         return (*function(runs, *arrays), runs.before, runs.after)
 
-    return program
+    return compiled
 
 
 @_offered
@@ -82,7 +84,7 @@ def edge_patching(subject: Measured, corrupted: Batches) -> Edges:
     return _edges(subject, corrupted, _patched_one_by_one, edges)
 
 
-@_program
+@program
 def _patched_one_by_one(runs: edge_runs.EdgeRuns, edges: Array) -> tuple[Array]:
     run = lambda edge: runs.patched(jnp.ones(len(edges)).at[edge].set(0))  # noqa: E731
     return ((clean_runs.over(run, edges, runs.example) - runs.before[None]).T,)
@@ -125,7 +127,7 @@ def integrated_edge_attribution(
     return _edges(subject, corrupted, _slopes, shares)
 
 
-@functools.partial(_program, runs_clean=False)
+@functools.partial(program, runs_clean=False)
 def _slopes(runs: edge_runs.EdgeRuns, shares: Array) -> tuple[Array]:
     def add(total: Array, share: Array) -> tuple[Array, None]:
         return total + runs.slopes(share), None
@@ -320,7 +322,7 @@ def with_edges(subject: Measured, corrupted: Batches, kept: np.ndarray) -> np.nd
     return patching.over_pairs(subject, corrupted, program, kept)[0]
 
 
-@_program
+@program
 def _with_edges(runs: edge_runs.EdgeRuns, kept: Array) -> tuple[Array]:
     return (clean_runs.over(runs.patched, kept, runs.example).T,)
 

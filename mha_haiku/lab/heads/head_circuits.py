@@ -36,6 +36,84 @@ Array = jax.Array
 Example = tasks.Example
 
 
+class _HeadRuns:
+    """A clean and a corrupted run, and runs of the clean inputs with changed heads."""
+
+    def __init__(
+        self,
+        model: models.Model,
+        params: Any,
+        clean: Example,
+        corrupted: Example,
+        metric: model_runs.Metric,
+    ):
+        model, params = model_runs.compact(model, params)
+        names = [name for names in graphs.READ.values() for name in names]
+        at = ["*/heads", *(f"*/{name}" for name in names)]
+        pair = patching.both(model, params, clean, corrupted, at)
+        outputs, (ours, theirs) = zip(*pair, strict=True)
+        self._run = functools.partial(model_runs.run, model, params)
+        self.example = clean
+        self.metric = lambda logits: metric(logits, clean)
+        self.before, self.after = (self.metric(x.logits) for x in outputs)
+        self.parts = [name for name in ours if name.rpartition("/")[2] == "heads"]
+        # By the sites that heads read, the part and the index of the kind.
+        self.read = {
+            site: (part, kind)
+            for part, path in enumerate(x.removesuffix("heads") for x in self.parts)
+            for kind, names in enumerate(graphs.READ.values())
+            for name in names
+            if (site := f"{path}{name}") in ours
+        }
+        self.heads = [ours[name] for name in self.parts]
+        self.corrupted = [theirs[name] for name in self.parts]
+
+    def patched(self, node: Array) -> list[Array]:
+        """Returns the outputs of heads, of one head from the corrupted run."""
+        pairs = enumerate(zip(self.heads, self.corrupted, strict=True))
+        return [jnp.where(_is_head(node, i, x), other, x) for i, (x, other) in pairs]
+
+    def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
+        """Computes the output, and what heads read, from given outputs of all heads."""
+        changed = edits.on_parts(self.parts, heads, lambda _, value: value)
+        run = model_runs.editing(self._run, changed, self.example)
+        look = model_runs.looking(run, [tuple(self.read)], self.example)
+        return look(self.example)
+
+    def reading(
+        self, values: dict[str, Array], where: Callable[[Any, Any], Any]
+    ) -> edits.Edits:
+        """Makes the edits by which `where(part, kind)` heads read new values."""
+
+        def replaced(before: Array, new: tuple[tuple[Any, Any], Array]) -> Array:
+            at, value = new
+            return jnp.where(where(*at), value, before)
+
+        new = [(at, values[name]) for name, at in self.read.items()]
+        return edits.on_parts(self.read, new, replaced)
+
+    def edited(self, changed: edits.Edits) -> Any:
+        """Computes the output of an edited run."""
+        return model_runs.editing(self._run, changed, self.example)(self.example)
+
+    def computed(self, changed: edits.Edits) -> list[Array]:
+        """Computes heads in an edited run, also those that are set for what follows."""
+        # `look` is inside `edit`, and so sees computed values, not those that are set.
+        look = model_runs.looking(self._run, [tuple(self.parts)], self.example)
+        _, seen = model_runs.editing(look, changed, self.example)(self.example)
+        return [seen[name] for name in self.parts]
+
+
+def _is_head(head: Any, part: int | Array, values: Array) -> Array:
+    """Marks a head among the heads of a part, booleans `[1, 1, H, 1]`."""
+    is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
+    return is_it[None, None, :, None]
+
+
+def _program(function: Callable) -> Callable:
+    return edge_measures.program(function, _HeadRuns)
+
+
 def path_patching(
     subject: Measured,
     corrupted: Batches,
@@ -128,22 +206,12 @@ def _nodes(counts: Sequence[int]) -> list[tuple[int, int]]:
     return [(part, head) for part, size in enumerate(counts) for head in range(size)]
 
 
-@model_runs.compiled
-def _paths(
-    model: models.Model,
-    params: Any,
-    clean: Example,
-    corrupted: Example,
-    edges: Array,
-    *,
-    metric: model_runs.Metric,
-) -> tuple[Array, Array, Array]:
-    """Returns changes `[B, E]`, and both metrics."""
+@_program
+def _paths(runs: _HeadRuns, edges: Array) -> tuple[Array]:
+    """Returns changes `[B, E]`."""
+
     # An edge `[5]` is part and head of its sender, part and head of its receiver, and
     # the kind.
-    runs = _HeadRuns(model, params, clean, corrupted)
-    before, after = (metric(x.logits, clean) for x in runs.outputs)
-
     def change(edge: Array) -> Array:
         sender, receiver, kind = edge[:2], edge[2:4], edge[4]
         output, read = runs.with_heads(runs.patched(sender))
@@ -158,12 +226,12 @@ def _paths(
         is_read = lambda *at: (at[0] == receiver[0]) & (at[1] == kind)  # noqa: E731
         changed = runs.reading(read, is_read)
         changed |= edits.on_parts(runs.parts, enumerate(runs.heads), restored)
-        through = model_runs.run_edited(model, params, clean, changed)
+        through = runs.edited(changed)
         is_direct = kind == graphs.KINDS.index("logits")
         logits = jnp.where(is_direct, output.logits, through.logits)
-        return metric(logits, clean) - before
+        return runs.metric(logits) - runs.before
 
-    return clean_runs.over(change, edges, clean).T, before, after
+    return (clean_runs.over(change, edges, runs.example).T,)
 
 
 def circuit_of_heads(
@@ -196,7 +264,7 @@ def circuit_of_heads(
     graph = graph_of_heads(subject)
     program = _attributed(subject.model, metric=subject.metric)
     nodes = np.array(graph.writers)
-    direct, read, before = patching.over_pairs(subject, corrupted, program, nodes)
+    direct, read, before, _ = patching.over_pairs(subject, corrupted, program, nodes)
     # `[N, S, R]`: readers are ordered as in the graph, by kind and then by head.
     worth = np.concatenate([read.reshape(*read.shape[:2], -1), direct[..., None]], -1)
     changes = worth[:, *graph.places.T]
@@ -255,87 +323,13 @@ def _order(model: models.Model, params: Any, example: Example) -> list[int]:
     return [known.index(name.rpartition("/")[0]) for name in names]
 
 
-class _HeadRuns:
-    """A clean and a corrupted run, and runs of the clean inputs with changed heads."""
-
-    def __init__(
-        self, model: models.Model, params: Any, clean: Example, corrupted: Example
-    ):
-        names = [name for names in graphs.READ.values() for name in names]
-        at = ["*/heads", *(f"*/{name}" for name in names)]
-        pair = patching.both(model, params, clean, corrupted, at)
-        self.outputs, (ours, theirs) = zip(*pair, strict=True)
-        self._run = functools.partial(model_runs.run, model, params)
-        self._clean = clean
-        self.parts = [name for name in ours if name.rpartition("/")[2] == "heads"]
-        # By the sites that heads read, the part and the index of the kind.
-        self.read = {
-            site: (part, kind)
-            for part, path in enumerate(x.removesuffix("heads") for x in self.parts)
-            for kind, names in enumerate(graphs.READ.values())
-            for name in names
-            if (site := f"{path}{name}") in ours
-        }
-        self.heads = [ours[name] for name in self.parts]
-        self.corrupted = [theirs[name] for name in self.parts]
-
-    def patched(self, node: Array) -> list[Array]:
-        """Returns the outputs of heads, of one head from the corrupted run."""
-        pairs = enumerate(zip(self.heads, self.corrupted, strict=True))
-        return [jnp.where(_is_head(node, i, x), other, x) for i, (x, other) in pairs]
-
-    def with_heads(self, heads: Sequence[Array]) -> tuple[Any, dict[str, Array]]:
-        """Computes the output, and what heads read, from given outputs of all heads."""
-        changed = edits.on_parts(self.parts, heads, lambda _, value: value)
-        run = model_runs.editing(self._run, changed, self._clean)
-        look = model_runs.looking(run, [tuple(self.read)], self._clean)
-        return look(self._clean)
-
-    def reading(
-        self, values: dict[str, Array], where: Callable[[Any, Any], Any]
-    ) -> edits.Edits:
-        """Makes the edits by which `where(part, kind)` heads read new values."""
-
-        def replaced(before: Array, new: tuple[tuple[Any, Any], Array]) -> Array:
-            at, value = new
-            return jnp.where(where(*at), value, before)
-
-        new = [(at, values[name]) for name, at in self.read.items()]
-        return edits.on_parts(self.read, new, replaced)
-
-    def computed(self, changed: edits.Edits) -> list[Array]:
-        """Computes heads in an edited run, also those that are set for what follows."""
-        # `look` is inside `edit`, and so sees computed values, not those that are set.
-        look = model_runs.looking(self._run, [tuple(self.parts)], self._clean)
-        _, seen = model_runs.editing(look, changed, self._clean)(self._clean)
-        return [seen[name] for name in self.parts]
-
-
-def _is_head(head: Any, part: int | Array, values: Array) -> Array:
-    """Marks a head among the heads of a part, booleans `[1, 1, H, 1]`."""
-    is_it = (part == head[0]) & (jnp.arange(values.shape[-2]) == head[1])
-    return is_it[None, None, :, None]
-
-
-@model_runs.compiled
-def _attributed(
-    model: models.Model,
-    params: Any,
-    clean: Example,
-    corrupted: Example,
-    nodes: Array,
-    *,
-    metric: model_runs.Metric,
-) -> tuple[Array, Array, Array]:
-    """Returns direct changes `[B, S]`, changes by kind `[B, S, 3, S]`, and metrics."""
-    runs = _HeadRuns(model, params, clean, corrupted)
-    before = metric(runs.outputs[0].logits, clean)
+@_program
+def _attributed(runs: _HeadRuns, nodes: Array) -> tuple[Array, Array]:
+    """Returns direct changes `[B, S]`, and changes by kind `[B, S, 3, S]`."""
 
     def moved(shifts: list[Array]) -> Array:
         changed = edits.on_parts(runs.parts, shifts, jnp.add)
-        return metric(
-            model_runs.run_edited(model, params, clean, changed).logits, clean
-        )
+        return runs.metric(runs.edited(changed).logits)
 
     zeros = jax.tree.map(jnp.zeros_like, runs.heads)
     slopes = jax.grad(lambda shifts: moved(shifts).sum())(zeros)
@@ -353,25 +347,15 @@ def _attributed(
             return jnp.concatenate(worth, 1)
 
         by_kind = jax.lax.map(of_kind, jnp.arange(len(circuits.KINDS)))
-        return metric(output.logits, clean) - before, by_kind
+        return runs.metric(output.logits) - runs.before, by_kind
 
     direct, by_kind = jax.lax.map(of_node, nodes)
-    return direct.T, jnp.moveaxis(by_kind, 2, 0), before
+    return direct.T, jnp.moveaxis(by_kind, 2, 0)
 
 
-@model_runs.compiled
-def _with_edges(
-    model: models.Model,
-    params: Any,
-    clean: Example,
-    corrupted: Example,
-    kept: Array,
-    places: Array,
-    *,
-    metric: model_runs.Metric,
-) -> tuple[Array]:
+@_program
+def _with_edges(runs: _HeadRuns, kept: Array, places: Array) -> tuple[Array]:
     """Returns the metric `[B, X]`; `places` has index, part and head of each head."""
-    runs = _HeadRuns(model, params, clean, corrupted)
     sizes = np.cumsum([x.shape[-2] for x in runs.heads])
 
     def mixed(now: list[Array], shares: Any) -> list[Array]:
@@ -400,6 +384,6 @@ def _with_edges(
 
         now, _ = jax.lax.scan(step, runs.heads, places)
         output, _ = runs.with_heads(mixed(now, kept[:, -1]))
-        return metric(output.logits, clean)
+        return runs.metric(output.logits)
 
-    return (clean_runs.over(patched, kept, clean).T,)
+    return (clean_runs.over(patched, kept, runs.example).T,)

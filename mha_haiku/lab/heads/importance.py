@@ -65,6 +65,25 @@ def _offered(unit: str | None, label: str) -> Callable[[Callable], Callable]:
     return offer
 
 
+def _program(function: Callable) -> Callable:
+    """Compiles a function of a clean run, and of arrays and options of its own."""
+
+    @model_runs.compiled
+    def program(
+        model: models.Model,
+        params: Any,
+        example: Example,
+        *arrays: Array,
+        metric: Metric,
+        ablation_value: AblationValue,
+        **options: int,
+    ) -> Array:
+        clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
+        return function(clean, *arrays, **options)
+
+    return program
+
+
 @_offered(None, "change of the {metric} when the head is ablated")
 def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Heads:
     """Computes the change of the metric when one head is ablated, for each head.
@@ -80,16 +99,9 @@ def ablation(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
     return _measured(subject, "ablation", _changes, **options)
 
 
-@model_runs.compiled
-def _changes(
-    model: models.Model,
-    params: Any,
-    example: Example,
-    *,
-    metric: Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    return clean_runs.Clean.of(model, params, example, metric, ablation_value).ablated()
+@_program
+def _changes(clean: clean_runs.Clean) -> Array:
+    return clean.ablated()
 
 
 @_offered("nats", "slope of the loss by the head's gate")
@@ -109,23 +121,19 @@ def gradient(subject: Measured, *, ablation_value: AblationValue = zero) -> Head
       >>> mh.heads.order(found.mean)[-1]  # the layer and head of the steepest slope
       (1, 0)
     """
-    _check_slope(subject)
+    if subject.metric is metrics.drift:
+        raise ValueError(
+            "metric must have a slope at the unedited model, where drift is smallest: "
+            "every gradient would be rounding; use ablation or attribution instead."
+        )
     options = {"metric": subject.metric, "ablation_value": ablation_value}
     slopes = _measured(subject, "gradient", _slopes, **options)
     _warn_if_flat(slopes, subject, ablation_value)
     return slopes
 
 
-@model_runs.compiled
-def _slopes(
-    model: models.Model,
-    params: Any,
-    example: Example,
-    *,
-    metric: Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
+@_program
+def _slopes(clean: clean_runs.Clean) -> Array:
     return jnp.abs(clean.slopes(1.0))
 
 
@@ -157,19 +165,10 @@ def attribution(
     return _measured(subject, "attribution", _shares, metric=subject.metric, **options)
 
 
-@model_runs.compiled
-def _shares(
-    model: models.Model,
-    params: Any,
-    example: Example,
-    *,
-    metric: Metric,
-    ablation_value: AblationValue,
-    points: int,
-) -> Array:
+@_program
+def _shares(clean: clean_runs.Clean, *, points: int) -> Array:
     nodes, weights = np.polynomial.legendre.leggauss(points)
     nodes, weights = jnp.float32((nodes + 1) / 2), jnp.float32(weights / 2)
-    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
 
     def add(total: Array, point: tuple[Array, Array]) -> tuple[Array, None]:
         node, weight = point
@@ -240,18 +239,9 @@ def gated_metric(
     return _results(subject, _gated, patterns, **options)
 
 
-@model_runs.compiled
-def _gated(
-    model: models.Model,
-    params: Any,
-    example: Example,
-    gates: Array,
-    *,
-    metric: Metric,
-    ablation_value: AblationValue,
-) -> Array:
-    clean = clean_runs.Clean.of(model, params, example, metric, ablation_value)
-    return clean_runs.over(clean.gated, gates, example).T
+@_program
+def _gated(clean: clean_runs.Clean, gates: Array) -> Array:
+    return clean_runs.over(clean.gated, gates, clean.example).T
 
 
 # Slopes below `_SMALL_SLOPE` are checked, and taken for rounding errors if they are
@@ -274,14 +264,6 @@ def _warn_if_flat(found: Any, subject: Measured, ablation_value: AblationValue) 
             f"all heads changes it by {change:.2g}: the metric is at its best with all "
             "heads open, and an order by these slopes is noise; use ablation or "
             "attribution instead."
-        )
-
-
-def _check_slope(subject: Measured) -> None:
-    if subject.metric is metrics.drift:
-        raise ValueError(
-            "metric must have a slope at the unedited model, where drift is smallest: "
-            "every gradient would be rounding; use ablation or attribution instead."
         )
 
 

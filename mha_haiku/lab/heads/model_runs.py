@@ -530,7 +530,7 @@ def without_padding(
     example: tasks.Example,
     kind: str,
 ) -> attention.AttentionMap:
-    """Masks the padding in a map of a kind, so that it counts nowhere.
+    """Masks padding in the map of a layer, so that no statistic sees it.
 
     A model with a config does so itself. A wrapped function may mask no queries, as in
     transformers, and keys by large negative scores: keys of padding are masked where

@@ -73,7 +73,9 @@ def greedy_order(
     for name, value in (("steps", steps), ("tries", tries)):
         if value is not None:
             checks.positive_integer(name, value)
-    exists = _existing(subject)
+    example = next(iter(subject.batches))
+    numbers = model_runs.num_heads(subject.model, subject.params, example)
+    exists = model_runs.exists(numbers)
     gates = exists.astype(np.float32)
     latest = np.where(exists, -np.inf, np.inf)  # the metric when a head was last tried
     order = []
@@ -122,11 +124,3 @@ def _one_more_ablated(
         metric = importance.gated_metric(subject, patterns, **options)
         metrics.append(metric.mean(0)[: len(chunk)])
     return np.concatenate(metrics)
-
-
-def _existing(subject: Measured) -> np.ndarray:
-    """Marks the heads that exist, `[L, H]` booleans."""
-    example = next(iter(subject.batches))
-    return model_runs.exists(
-        model_runs.num_heads(subject.model, subject.params, example)
-    )

@@ -24,8 +24,7 @@ from mha_haiku.core import checks, display, models
 from mha_haiku.lab.heads import ablation_values, clean_runs, model_runs
 from mha_haiku.lab.heads.graph import LOGITS as LOGITS
 from mha_haiku.lab.heads.model_runs import Batches, Measured
-from mha_haiku.records import Result
-from mha_haiku.records.means import PerExample
+from mha_haiku.records import Result, means
 from mha_haiku.training import tasks
 
 Array = jax.Array
@@ -33,12 +32,26 @@ Example = tasks.Example
 
 
 @dataclasses.dataclass(frozen=True, eq=False, repr=False)
-class Changes(PerExample, Result):
+class Changes(Result):
     """The changes of the metric by patching."""
 
+    per_example: np.ndarray  # `[N, ...]` float64; NaN where there is no number
     base: np.ndarray  # `[N]`, the metric of the run that is patched
     other: np.ndarray  # `[N]`, the metric of the run that patches come from
     unit: str = dataclasses.field(default="change of the metric", kw_only=True)
+
+    def __repr__(self) -> str:
+        return display.record(self)
+
+    @property
+    def mean(self) -> np.ndarray:
+        """`[...]`, the mean over the examples."""
+        return means.mean(self.per_example)
+
+    @property
+    def standard_error(self) -> np.ndarray:
+        """`[...]`, of the mean, from the spread of examples; NaN for one example."""
+        return means.standard_error(self.per_example)
 
     @property
     def share(self) -> np.ndarray:

@@ -47,7 +47,8 @@ def prune(
     """
     before = models.heads_of_layers(config)
     keep = kept_names(keep, before)
-    params, config = _looped(params, config)
+    if config.scan_layers:
+        params, config = models.unstacked(params), config.replace(scan_layers=False)
     pruned = config.replace(
         attention=dict(key_size=models.key_size(config), kept_heads=keep)
     )
@@ -142,14 +143,6 @@ def _changed(
             f"{', '.join(params) or 'none'}."
         )
     return {module: leaves for module, leaves in result.items() if leaves}
-
-
-def _looped(
-    params: Params, config: models.ModelConfig
-) -> tuple[Params, models.ModelConfig]:
-    if config.scan_layers:
-        params = models.unstacked(params)
-    return params, config.replace(scan_layers=False)
 
 
 def _indices(row: Sequence[int] | np.ndarray) -> list[int]:

@@ -47,18 +47,9 @@ class Map(Sequence):
 
     function: Callable[..., Any]
     inputs: tuple[Sequence, ...]
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Either(Map):
-    """Either of two equal sequences, so that a model needs only one of them.
-
-    `function` returns the first.
-    """
-
-    # Whether the second counts only where the first is None; if not, both count, and
-    # two different values give two codes at once.
-    is_backup: bool
+    # Makes its hidden units, instead of `layout`, from a `Layout`, this map and what
+    # units write for each value.
+    units: Callable[..., Any] | None = None
 
 
 class Condition(NamedTuple):

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple, TypeGuard
 import numpy as np
 
 from mha_haiku.lab.rasp import language
-from mha_haiku.lab.rasp.language import Either, Head, Leaf, Map, Program, Sequence
+from mha_haiku.lab.rasp.language import Head, Leaf, Map, Program, Sequence
 
 SHARPNESS = 24.0  # added to a score by a condition, or by a step of an order
 
@@ -179,8 +179,8 @@ class Layout:
         codes = np.eye(self.stream_size)[self.slots[part]]
         writes = dict(zip(self.domain(part), codes, strict=True))
         writes[None] = np.zeros(self.stream_size)
-        if isinstance(part, Either):
-            return self._either(part, writes)
+        if part.units is not None:
+            return part.units(self, part, writes)
         if len(part.inputs) == 2:
             return self._pairs(part, writes)
         return self._steps(part, writes)
@@ -194,17 +194,6 @@ class Layout:
                 if result is not None:
                     reads = self.read(one)[:, i] + self.read(other)[:, j]
                     yield 2 * reads, -3.0, writes[result]
-
-    def _either(self, part: Either, writes: _Writes) -> Iterator[_Unit]:
-        """Yields two units for each step from 0 to 1, between codes of 1/2 and 3/4."""
-        first, second = map(self.read, part.inputs)
-        reads = [first + second]
-        if part.is_backup:  # twice the first outweighs the second
-            reads = [first, second - 2 * first.sum(1, keepdims=True)]
-        for codes in reads:
-            for code, value in zip(codes.T, self.domain(part), strict=True):
-                yield 4 * code, -2.0, writes[value]
-                yield 4 * code, -3.0, -writes[value]
 
     def _steps(self, part: Map, writes: _Writes) -> Iterator[_Unit]:
         """Yields two units for each change of a function of a number."""

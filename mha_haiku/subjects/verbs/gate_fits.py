@@ -24,15 +24,23 @@ from mha_haiku.subjects.subject import (
     Subject,
     check_parameters,
     check_task,
+    merged,
+    parts_of,
     refuse,
     verb,
 )
-from mha_haiku.subjects.verbs import prune_sweep, pruned_models, saved_models
+from mha_haiku.subjects.verbs import (
+    prune_sweep,
+    pruned_models,
+    saved_models,
+    wrapped_runs,
+)
 from mha_haiku.training import devices, optimizers, train_step
 from mha_haiku.training.runs import files, folders, loop
 
 _STEPS_PER_DISPATCH = 100
 _FIRST_LOGIT = 2.0  # of the gates, which are open with probability 0.97
+_NAMES = "the run", "pruned by gates, before tuning", "pruned and tuned"
 
 
 class Learned(NamedTuple):
@@ -63,61 +71,33 @@ def fit_gates(
     """
     config = subject.config.optimizer
     model = optimizers.without_frozen(subject.model, config)
-    parts = models.heads_of_layers(subject.config.model)
-    names = [f"{part.path}/heads" for part in parts]
+    parts = parts_of(subject)
+    names = [f"{part.path}/heads".removeprefix("/") for part in parts]
 
-    def apply(
-        params: Any,
-        rng: jax.Array,
-        inputs: jax.Array,
-        *,
-        is_training: bool,
-        **given: Any,
-    ) -> models.Output:
+    def apply(params: Any, rng: jax.Array, inputs: Any, **given: Any) -> models.Output:
         keys = jax.random.split(rng, len(params["log_alpha"]))
-        gates = [
-            hard_concrete.sample(logits, key)
-            for logits, key in zip(params["log_alpha"], keys, strict=True)
-        ]
-        del is_training  # no dropout: the gates are the only randomness
+        gates = [*map(hard_concrete.sample, params["log_alpha"], keys)]
         gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
-        return gated(params["model"], None, inputs, **given, is_training=False)
+        given["is_training"] = False  # no dropout: the gates are the only randomness
+        return gated(params["model"], None, inputs, **given)
 
-    def total_penalty(log_alpha: list[jax.Array]):
-        return penalty * sum(hard_concrete.open_probability(x).sum() for x in log_alpha)
+    slope = jax.grad(lambda x: penalty * hard_concrete.open_probability(x).sum())
 
     def add_penalty(gradients: Any, params: Any) -> Any:
-        slopes = jax.grad(total_penalty)(params["log_alpha"])
-        log_alpha = jax.tree.map(jnp.add, gradients["log_alpha"], slopes)
-        return {**gradients, "log_alpha": log_alpha}
+        return jax.tree.map(lambda x, y: x + slope(y), gradients, params)
 
     tuned = optax.adam(config.learning_rate / 10, b1=config.b1, b2=config.b2)
     if config.clip_norm is not None:
         tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
 
-    def kinds(params: Any) -> Any:
-        labels = {name: name for name in params}
-        if config.frozen:
-            frozen = optimizers.are_frozen(config, params["model"])
-            labels["model"] = jax.tree.map(lambda x: "frozen" if x else "model", frozen)
-        return labels
-
-    optimizer = optax.chain(
-        # The penalty depends only on the gates: its gradient is added to the gradient
-        # of the loss, without the model.
-        optax.stateless(add_penalty),
-        optax.partition(
-            {
-                "model": tuned,
-                "frozen": optax.set_to_zero(),
-                "log_alpha": optax.adam(gate_learning_rate),
-            },
-            kinds,
-        ),
-    )
+    # The penalty depends only on the gates: its gradient is added to that of the loss,
+    # without the model. The gradient of frozen parameters is 0, and so Adam's step.
+    of_gates = optax.chain(optax.stateless(add_penalty), optax.adam(gate_learning_rate))
+    both: dict[Any, Any] = {"model": tuned, "log_alpha": of_gates}
+    optimizer = optax.partition(both, {name: name for name in both})
     placement = devices.Replicas(jax.local_devices()[:1])
     dispatch = train_step.make_dispatch(
-        models.Model(subject.model.init, apply),
+        model._replace(apply=apply),
         subject.task,
         optimizer,
         batch_size=subject.config.training.batch_size,
@@ -152,6 +132,7 @@ def learn_gates(
     steps: int = 500,
     tuning_steps: int = 500,
     scratch: bool = True,
+    examples: Any = None,
 ) -> prune_sweep.Pruned:
     """Learns gates, prunes the heads that they ablate, and trains the rest further.
 
@@ -162,51 +143,59 @@ def learn_gates(
     run was pretrained or started from another one. Points are in this order, after the
     run itself. The same call resumes an interrupted one.
 
+    A wrapped model learns gates on examples as `train` does. Open gates become 1 where
+    it is pruned, and it is measured on the held-out examples; `out` has only `pruned`.
+
     Args:
-      subject: The run.
+      subject: The model.
       out: Folder of the new runs; default: <workdir>_gates.
       penalty: Penalty per open gate, in nats.
       steps: Training steps with gates.
       tuning_steps: Training steps of the pruned model.
       scratch: Whether to train the same model from scratch too.
+      examples: What a wrapped model trains on, or an iterable. Defaults to its own.
 
     Source: Voita et al. 2019, section 6, https://arxiv.org/abs/1905.09418.
     """
-    subject = check_task(subject, "learn_gates")
     check_parameters(subject, "learn_gates")
     with checks.user_mistakes():
         checks.non_negative_number("penalty", penalty)
         checks.positive_integer("steps", steps)
         checks.positive_integer("tuning_steps", tuning_steps)
-    if "loss" not in subject.task.metrics:
-        raise ConfigError(
-            "Gates are learned by a loss, and the task "
-            f"{subject.task.name} has no targets.\nprune_heads prunes by the drift."
-        )
     if out is None:
         if subject.folder is None:
             refuse(subject, "learn_gates", "has no folder; give out")
         out = files.beside(subject.folder.root, "_gates")
     files.check_writable("out", out)  # before the work
+    title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
+    if subject.model.config is None:
+        begun = wrapped_runs.begin(subject, examples, 8, {"name": "adamw"})
+        learned = fit_gates(begun, penalty=penalty, steps=steps)
+        params = merged(subject.params, learned.params)
+        pruned = _without_ablated(subject.replace(params=params), learned, penalty)
+        folder = checks.as_path(out) / "pruned"
+        tuned = pruned.train(folder, steps=tuning_steps, examples=examples)
+        points = prune_sweep.points((subject, pruned, tuned), _NAMES, tuned.batches)
+        return prune_sweep.Pruned(title, pruned, points)
+    subject = check_task(subject, "learn_gates")
+    if "loss" not in subject.task.metrics:
+        raise ConfigError(
+            "Gates are learned by a loss, and the task "
+            f"{subject.task.name} has no targets.\nprune_heads prunes by the drift."
+        )
     pruned = _gated(subject, checks.as_path(out), penalty=penalty, steps=steps)
     folder = saved_models.save_run(pruned, Path(out) / "pruned", steps=tuning_steps)
-    by_name = {
-        "the run": subject,
-        "pruned by gates, before tuning": pruned,
-        "pruned and tuned": Subject.of_folder(folder),
-    }
+    tuned = Subject.of_folder(folder)
+    by_name: dict[str, Any] = dict(zip(_NAMES, (subject, pruned, tuned), strict=True))
     # Training from scratch cannot make up for pretraining.
     if scratch and not imported_runs.is_imported(subject.config):
-        config = by_name["pruned and tuned"].config
-        config = config.replace(
-            training=dict(steps=subject.step + steps + tuning_steps)
-        )
+        total = subject.step + steps + tuning_steps
+        config = tuned.config.replace(training=dict(steps=total))
         other = Path(out) / "scratch"
         if loop.train(config, other).interrupted:
             raise KeyboardInterrupt
         by_name["the same from scratch"] = Subject.of_folder(other)
     points = prune_sweep.points(list(by_name.values()), list(by_name))
-    title = f"{subject.title}: gates with a penalty of {penalty:g} nats each"
     return prune_sweep.Pruned(title, pruned, points)
 
 
@@ -236,18 +225,19 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
         )
     folders.check_free(folder.root)
     learned = fit_gates(subject, penalty=penalty, steps=steps)
-    if not any(gates.any() for gates in learned.gates):
-        raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
-    layers, gates = models.heads_of_layers(subject.config.model), learned.gates
     # Gates that are not 0 scale the outputs of their heads.
-    params = heads.scaled(learned.params, subject.config.model, gates)
-    keep = [
-        [layer.names[i] for i in np.flatnonzero(row)]
-        for layer, row in zip(layers, gates, strict=True)
-    ]
-    pruned = pruned_models.without_heads(subject.replace(params=params), keep)
+    params = heads.scaled(learned.params, subject.config.model, learned.gates)
+    pruned = _without_ablated(subject.replace(params=params), learned, penalty)
     files.write_json(record, wanted)
     return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
+
+
+def _without_ablated(subject: Subject, learned: Learned, penalty: float) -> Any:
+    if not any(gates.any() for gates in learned.gates):
+        raise ConfigError(f"penalty {penalty:g} ablates all heads; give a smaller one.")
+    rows = zip(parts_of(subject), learned.gates, strict=True)
+    keep = [[part.names[i] for i in np.flatnonzero(gates)] for part, gates in rows]
+    return pruned_models.without_heads(subject, keep)
 
 
 def _is_ours(record: Path, fields: Collection[str]) -> bool:

@@ -19,19 +19,19 @@ from mha_haiku.records import Result
 from mha_haiku.records.tables import Column, Table
 from mha_haiku.showing import curves
 from mha_haiku.subjects import computation
-from mha_haiku.subjects.subject import RunSubject, Subject, verb
+from mha_haiku.subjects.subject import Part, Subject, has_task, parts_of, verb
 from mha_haiku.subjects.verbs import pruned_models, quality
 from mha_haiku.training import tasks
 
-_METRICS = ("drift", "exact_match", "accuracy")  # the first that a run has is drawn
+_METRICS = "drift", "exact_match", "accuracy", "loss"  # the first there is is drawn
 _TIMED_SECONDS = 1.0
 
 
 class Point(NamedTuple):
     """A pruned model."""
 
-    layers: Sequence[models.LayerHeads]  # with the heads that are left
-    metrics: dict[str, float]  # see `held_out`
+    layers: Sequence[models.LayerHeads | Part]  # with the heads that are left
+    metrics: dict[str, float]  # see `metrics`
     parameters: int
     # Of the forward pass: the median of runs that alternate with the whole model's.
     examples_per_second: float
@@ -61,7 +61,7 @@ class Pruned(Result):
     """Pruned models of falling size."""
 
     title: str  # the model and the order
-    smallest: RunSubject
+    smallest: Subject
     points: list[Point]  # the whole model, and pruned ones of falling size
     # The drawn metric of another order of heads at each point; () without a baseline.
     baseline: tuple[float, ...] = ()
@@ -112,6 +112,8 @@ class Pruned(Result):
                 "drift: 1 - cosine of a sentence's vectors, whole and pruned\n"
                 "neighbours: the share of sentences whose nearest other one stays\n"
             )
+        if of := getattr(self.points[0].metrics, "of", ""):
+            legend += f"loss: the {of}\n"
         if self.baseline:
             spoken = metric.replace("_", " ")
             legend += f"{self.baseline_name}: the {spoken} with heads in that order\n"
@@ -152,7 +154,7 @@ def sweep(
     metric_drop: float | None = None,
     order: str = "ablation",
     ablation_value: str = "zero",
-    examples: int = pruned_models.EXAMPLES,
+    examples: int | Any = pruned_models.EXAMPLES,
     baseline: str | None = None,
     sizes: int = 12,
 ) -> Pruned:
@@ -164,10 +166,11 @@ def sweep(
       subject: The model.
       keep: Share of the heads to keep, in [0, 1].
       metric_drop: Tolerated fall of held-out accuracy or exact match, or rise of the
-        drift.
+        drift or of a wrapped model's metric.
       order: Order of removal: greedy, random, or a measure.
       ablation_value: Output of ablated heads: zero, mean, resample.
-      examples: Number of held-out examples that determine the order.
+      examples: Number of held-out examples that determine the order; or the examples
+        of a wrapped model, such as texts, on which it is measured, too.
       baseline: Another order to compare with in a sweep: random.
       sizes: Number of models of a sweep, at most, next to the whole one.
     """
@@ -177,7 +180,7 @@ def sweep(
             checks.choice("baseline", baseline, pruned_models.ORDERS)
         checks.positive_integer("sizes", sizes)
     found = pruned_models.shrunk(subject, "sweep", sizes, *how)
-    measured = points(found)
+    measured = points(found, examples=examples)
     count = len(pruned_models.all_heads(found[0]))
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
@@ -185,27 +188,31 @@ def sweep(
     other = pruned_models.order_of(
         found[0], baseline, ablation_value=ablation_value, examples=examples
     )
-    values = pruned_models.ablated_in_order(
-        found[0], other, [point.kept for point in measured]
-    )
+    counts = [point.kept for point in measured]
+    values = pruned_models.ablated_in_order(found[0], other, counts, examples)
     return Pruned(title, found[-1], measured, tuple(values), baseline)
 
 
-def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Point]:
-    """Measures metrics, size and speed of subjects, the whole one first."""
+def points(
+    subjects: Sequence[Subject], names: Sequence[str] = (), examples: Any = None
+) -> list[Point]:
+    """Measures subjects, the whole one first; wrapped models on these examples."""
     whole = vectors = None
     result = []
     for i, pruned in enumerate(
         subjects[0].progress(subjects, name="pruned models", unit="model")
     ):
         if whole is None:  # here, where the bar shows
-            whole, vectors = _Timed(subjects[0]), quality.vectors_of(subjects[0])
-        timed = _Timed(pruned)
+            whole = _Timed(subjects[0], examples)
+            vectors = quality.vectors_of(pruned) if has_task(pruned) else None
+        timed = _Timed(pruned, examples)
         before, after = _alternating(whole, timed)
         result.append(
             Point(
-                layers=models.heads_of_layers(pruned.config.model),
-                metrics=quality.held_out(pruned, vectors),
+                layers=pruned.left or parts_of(pruned),
+                metrics=quality.held_out(pruned, vectors)
+                if has_task(pruned)
+                else quality.metrics(pruned, examples=examples),
                 parameters=sum(np.size(x) for x in jax.tree.leaves(pruned.params)),
                 examples_per_second=timed.size / after,
                 speed_up=before / after,
@@ -216,7 +223,7 @@ def points(subjects: Sequence[RunSubject], names: Sequence[str] = ()) -> list[Po
     return result
 
 
-def _names(layers: Sequence[models.LayerHeads]) -> str:
+def _names(layers: Sequence[models.LayerHeads | Part]) -> str:
     """Joins the names of heads, with ";" between layers and "|" between kinds."""
     by_kind = itertools.groupby(layers, key=lambda layer: layer.kind)
     return "|".join(
@@ -228,9 +235,13 @@ def _names(layers: Sequence[models.LayerHeads]) -> str:
 class _Timed:
     """A compiled forward pass on a batch, its operations and its time."""
 
-    def __init__(self, subject: RunSubject):
-        self.size = subject.config.training.batch_size
-        example = computation.held_out(subject, range(self.size))
+    def __init__(self, subject: Subject, examples: Any):
+        if has_task(subject):
+            size = range(subject.config.training.batch_size)
+            example = computation.held_out(subject, size)
+        else:
+            example, *_ = computation.batches_of(subject, examples)
+        self.size = len(example.inputs)
 
         @jax.jit
         def forward(params: Any, example: tasks.Example) -> jax.Array:

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from mha_haiku.core import checks, models
+from mha_haiku.core import checks
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs, parameter_slices, pruning
 from mha_haiku.subjects import computation
@@ -71,7 +71,7 @@ def prune(
 
     A wrapped model loses the parameters that act through the removed heads alone. It is
     compared with the model with these heads ablated on its first examples; its `repr`
-    has its size and time. Its program is smaller if it reads the sizes of parameters.
+    has its size and time.
 
     Raises:
       ValueError: If an option is out of its range, or has no effect as `keep` lists the
@@ -120,7 +120,7 @@ def shrunk(
     examples: Any,
 ) -> list[Any]:
     """Makes models of `sizes` falling sizes, after the whole one; see `prune`."""
-    if subject.model.config is not None or verb_name != "prune":
+    if subject.model.config is not None:
         subject = check_task(subject, verb_name)
     check_parameters(subject, verb_name)
     _check(keep, metric_drop, order, ablation_value, examples)
@@ -265,26 +265,12 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
         row[: len(before)] = np.isin(before, after)
     if gates.all():
         return subject
-    whole, origin = subject.model, subject.params
-    params, filled = parameter_slices.without_heads(whole, origin, example, gates)
-
-    def filling(params: Any, *args: Any, **options: Any) -> Any:
-        return whole.apply(filled(params), *args, **options)
-
-    def logits(model: models.Model, params: Any) -> jax.Array:
-        return model_runs.run(model, params, example).logits
-
-    gated = functools.partial(parameter_slices.gated_output, whole)
-    ablated = functools.partial(jax.jit(lambda x: gated(x, example, gates)), origin)
-    # A function that reads sizes of its parameters is smaller with these.
-    for model in (whole, whole._replace(apply=filling)):
-        pruned = functools.partial(jax.jit(functools.partial(logits, model)), params)
-        try:
-            if are_close(ablated(), pruned()):
-                break
-        except Exception:  # sizes that it names do not fit, in many ways
-            continue
-    else:
+    whole, old = subject.model, subject.params
+    model, params, filled = parameter_slices.without_heads(whole, old, example, gates)
+    program, smaller = parameter_slices.ablated_output(whole), model_runs.logits(model)
+    ablated = functools.partial(program, old, example, gates)
+    pruned = functools.partial(smaller, params, example)
+    if not are_close(ablated(), pruned()):
         why = "computes something else without their parameters than with heads ablated"
         why += ".\nAblate them, or remove them from all layers that share parameters"
         refuse(subject, "prune", why)
@@ -293,11 +279,12 @@ def _smaller_program(subject: Subject, keep: Sequence[Sequence[int]]) -> Subject
         for x in (ablated, pruned)
     )
     fill = subject.filled or (lambda params: params)
-    size = sum(x.size for x in jax.tree.leaves(fill(origin)))
+    size = sum(x.size for x in jax.tree.leaves(fill(old)))
     return subject.replace(
         model=model,
         params=params,
         certifier=None,
+        left=[x._replace(names=tuple(y)) for x, y in zip(parts, keep, strict=True)],
         filled=lambda params: fill(filled(params)),
         saving=f" of {size:,}, {second / first:.2f} of the time",
     )

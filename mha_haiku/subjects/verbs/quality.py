@@ -23,10 +23,28 @@ from mha_haiku.training import evaluation, losses, tasks, train_step
 from mha_haiku.training.tasks import own_data
 
 
+class Metrics(dict[str, float]):
+    """Metrics by name, which are printed with what the loss is of."""
+
+    def __init__(self, values: Any, of: str = ""):
+        super().__init__(values)
+        self.of = of  # such as "loss of the next token, nats"
+
+    def __repr__(self) -> str:
+        return super().__repr__() + (f"  # {self.of}" if self.of else "")
+
+
+jax.tree_util.register_pytree_node(
+    Metrics,
+    lambda x: (tuple(x.values()), (tuple(x), x.of)),
+    lambda kind, values: Metrics(zip(kind[0], values, strict=True), kind[1]),
+)
+
+
 @verb
 def metrics(
     subject: Subject, whole: Subject | None = None, *, examples: Any = None
-) -> dict[str, float]:
+) -> Metrics:
     """Measures loss and accuracy on held-out or other examples, over all queries.
 
     If the task has no targets: the drift from the `whole` subject and `neighbours`,
@@ -42,24 +60,24 @@ def metrics(
     batches = computation.batches_of(subject, examples)
     if has_task(subject):
         return _means(subject, batches)
-    model = computation.with_loss(subject, next(iter(batches)))
+    model, name = computation.with_loss(subject, next(iter(batches)))
     batches = map(own_data.with_weights, batches)
-    return _means(subject.replace(model=model, task=tasks.Wrapped), batches)
+    return _means(subject.replace(model=model, task=tasks.Wrapped), batches, name)
 
 
-def _means(subject: Any, batches: Iterable[tasks.Example]) -> dict[str, float]:
+def _means(subject: Any, batches: Iterable[tasks.Example], name: str = "") -> Metrics:
     @jax.jit
     def sums(params: Any, batch: tasks.Example) -> losses.Sums:
         given = subject.model, subject.task, params, None, batch
         return train_step.loss_sums(*given, is_training=False)
 
     parts = [sums(subject.params, batch) for batch in batches]
-    return evaluation.means(jax.tree.map(lambda *x: sum(x), *parts))
+    total = jax.tree.map(lambda *x: sum(x), *parts)
+    name = name or f"loss of {computation.targets_of(subject, None)}, nats"
+    return Metrics(evaluation.means(total), name)
 
 
-def held_out(
-    subject: RunSubject, vectors: np.ndarray | None = None
-) -> dict[str, float]:
+def held_out(subject: RunSubject, vectors: np.ndarray | None = None) -> Metrics:
     """Measures what `metrics` does, with the vectors of the whole model.
 
     They are the result of `vectors_of`, by default this model's.
@@ -73,7 +91,7 @@ def held_out(
         # Examples that were drawn twice count once: their neighbors are copies.
         _, once = np.unique(before.round(3), axis=0, return_index=True)
         same = heads.drift.same_neighbours(before[once], vectors_now[once])
-        return {"drift": float(drifts.mean()), "neighbours": same}
+        return Metrics({"drift": float(drifts.mean()), "neighbours": same})
     return _means(subject, example_rows.first(*_batches(subject)))
 
 

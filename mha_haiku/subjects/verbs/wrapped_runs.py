@@ -53,7 +53,7 @@ def train(
       subject: The model.
       workdir: The run's folder.
       steps: Number of steps.
-      examples: Of a wrapped model, or an iterable of them. Defaults to its own.
+      examples: What a wrapped model trains on, or an iterable. Defaults to its own.
       optimizer: Of optax, for a wrapped model, as all that follows. Defaults to adamw
         at 1e-4.
       loss: A metric. Defaults to the one of `mh.wrap`, a module's own loss, or `loss`.
@@ -107,7 +107,7 @@ def begin(
         refuse(subject, "train", "has no examples to train on; give examples=")
     examples = subject.batches if examples is None else examples
     batches = list(computation.batches_of(subject, examples))
-    whole, fills = computation.with_loss(subject, batches[0]), False
+    (whole, _), fills = computation.with_loss(subject, batches[0]), False
     of = {(x.inputs.shape[1:], x.targets.shape[1:], x.lengths is None) for x in batches}
     if len(of) > 1:
         # Of a causal function, what comes after a text changes nothing.

@@ -264,7 +264,7 @@ def _make_task(
 
 
 class _Record:
-    """What the first process writes and shows of a run in training."""
+    """Writes and shows a run in training, in the first process only."""
 
     tell = staticmethod(progress.tell)
 

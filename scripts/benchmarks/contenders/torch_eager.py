@@ -117,7 +117,13 @@ def _training(config, steps) -> worker.Program:
 
 
 def _llama(steps, *, by_torch) -> worker.Program:
-    config = transformers.LlamaConfig(8192, 384, 1024, 8, 6)
+    config = transformers.LlamaConfig(
+        vocab_size=8192,
+        hidden_size=384,
+        intermediate_size=1024,
+        num_hidden_layers=8,
+        num_attention_heads=6,
+    )
     module = transformers.LlamaForCausalLM(config)
     optimizer = torch.optim.AdamW(module.parameters(), 1e-4)
     rows = np.random.default_rng(0).integers(0, 8192, (64, 128))

@@ -19,7 +19,7 @@ from mha_haiku.core.attention import (
     observation,
 )
 from mha_haiku.core.attention.tiled import engine, sweep
-from tests import everyday
+from tests import everyday, oracles
 from tests.core.attention.rated_score import Rated
 
 B, T, S, H, G, K, V = 2, 13, 17, 4, 2, 3, 5
@@ -33,6 +33,8 @@ MASKS = {
     "window": lambda: masks.window(7, 0),
     "segments": lambda: masks.segments(np.sort(TOKENS), np.sort(KEY_TOKENS)),
 }
+# Whose gradients are 0.
+CONSTANT = {"num_queries", "largest_at_previous", "largest_at_own", "largest_at_next"}
 # Mask, bias, score: few, as they compile for long.
 CASES = [
     ("full", "array", "dot product"),
@@ -113,87 +115,35 @@ def observed(found, numbers):
 @jax.numpy_rank_promotion("allow")
 def stated(found, numbers):
     """Returns the same from the whole matrix."""
-    all_weights = found.weights()
-    sees = all_weights.sum(-1) > 0
+    weights, scores = found.weights(), found.scores()
+    options = {"counted": COUNTED, "positions": CHOSEN, "xp": jnp}
+    options |= {"tokens": TOKENS, "key_tokens": KEY_TOKENS}
+    unseen = found.weighting.mask.unseen_keys(T, S)
+    statistics = oracles.map_statistics(weights, **options, unseen=unseen)
+    rows = oracles.map_statistics(weights, per_query=True, xp=jnp)
+    sees = weights.sum(-1) > 0
     counts = sees & COUNTED[:, None]
-    weights = jnp.where(counts[..., None], all_weights, 0)
-    count = jnp.maximum(counts.sum(-1), 1)
-    t, s = np.arange(T)[:, None], np.arange(S)[None]
-
-    def entropy(p):
-        return -(p * jnp.log(jnp.where(p > 0, p, 1))).sum(-1)
-
-    def mean(rows):
-        return jnp.where(counts, rows, 0).sum(-1) / count
-
-    def mass(where):
-        return (weights * where).sum(-1)
-
-    def root(x):
-        return jnp.where(x > 0, jnp.sqrt(jnp.where(x > 0, x, 1)), 0)
-
-    def cells(weights, seen, bins):
-        rows, columns = (
-            bin_edges(*pair) for pair in zip(weights.shape[-2:], bins, strict=True)
-        )
-        blocks = [
-            [
-                weights[..., a:b, c:d].sum((-1, -2))
-                / jnp.maximum(seen[..., a:b].sum(-1), 1)
-                for c, d in zip(columns, columns[1:], strict=False)
-            ]
-            for a, b in zip(rows, rows[1:], strict=False)
-        ]
-        return jnp.stack([jnp.stack(row, -1) for row in blocks], -2)
-
-    before = np.roll(KEY_TOKENS, 1, -1)[:, None, None]
-    own = TOKENS[:, None, :, None]
-    scores = jnp.where(counts[..., None], found.scores(), -jnp.inf)
+    counted = jnp.where(counts[..., None], weights, 0)
+    scores = jnp.where(counts[..., None], scores, -jnp.inf)
     scores = scores.reshape(*scores.shape[:-2], -1)
     # Not by max, whose gradient compares numbers that a program may round twice.
     place = jax.lax.stop_gradient(scores).argmax(-1, keepdims=True)
     largest = jnp.take_along_axis(scores, place, -1)[..., 0]
-    received = weights.sum(-2)
-    unseen = found.weighting.mask.unseen_keys(T, S)
-    unseen = np.zeros((1, 1, S), bool) if unseen is None else unseen
-    among = ~jnp.broadcast_to(unseen, received.shape)
-    apart = jnp.abs(received[..., :, None] - received[..., None, :])
-    apart = (apart * (among[..., None] & among[..., None, :])).sum((-1, -2))
-    total = (received * among).sum(-1)
-    size = 2 * among.sum(-1) * jnp.where(total > 0, total, 1)
-    result = {
-        "entropy": mean(entropy(weights)),
-        "perplexity": mean(jnp.exp(entropy(weights))),
-        "squared_weights": mean((weights**2).sum(-1)),
-        "largest_weight": mean(weights.max(-1)),
+    return statistics | {
         "max_score": jnp.where(counts.any(-1), largest, 0),
-        "distance": mean(mass(np.abs(t - s))),
-        "rms_distance": root(mean(mass((t - s) ** 2))),
-        "previous_token": mean(mass(s == t - 1)),
-        "own_position": mean(mass(s == t)),
-        "next_token": mean(mass(s == t + 1)),
-        "first_token": mean(mass(s == 0)),
-        "chosen_positions": mean(mass(CHOSEN[:, None, None])),
-        "same_token": mean(mass(KEY_TOKENS[:, None, None] == own)),
-        "after_same_token": mean(mass((before == own) & (s > 0) & (s <= t))),
-        "received": received,
-        "received_gini": jnp.where(total > 0, apart / jnp.where(size > 0, size, 1), 0),
-        "pooled": cells(weights, counts, (3, 4)),
-    }
-    squared = (np.arange(T)[:, None] - s) ** 2
-    heads, others = all_weights[:, :, None], all_weights[:, None]
-    both = sees[:, :, None] & sees[:, None]
-    divergences = entropy((heads + others) / 2)
-    divergences -= (entropy(heads) + entropy(others)) / 2
-    return result | {
-        "rms_per_query": root((all_weights * squared).sum(-1)),
-        "largest_per_query": all_weights.max(-1),
-        "part": cells(all_weights[..., 2:9, 1:12], sees[..., 2:9], (2, 3)),
-        "top": -jnp.sort(-all_weights, -1)[..., :3],
-        "apply": jnp.einsum("bhts,bsv->bthv", all_weights, numbers["x"][:, :, 0]),
-        "apply_transposed": jnp.einsum("bhts,bthv->bshv", all_weights, numbers["y"]),
-        "divergence": jnp.where(both, divergences, 0).sum(-1)
-        / jnp.maximum(both.sum(-1), 1),
+        "pooled": oracles.pooled_map(counted, bin_edges(T, 3), bin_edges(S, 4), xp=jnp),
+        "rms_per_query": rows["rms_distance"],
+        "largest_per_query": rows["largest_weight"],
+        "part": oracles.pooled_map(
+            weights[..., 2:9, 1:12],
+            *(bin_edges(7, 2), bin_edges(11, 3)),
+            counts=sees[..., 2:9],
+            xp=jnp,
+        ),
+        "top": -jnp.sort(-weights, -1)[..., :3],
+        "apply": jnp.einsum("bhts,bsv->bthv", weights, numbers["x"][:, :, 0]),
+        "apply_transposed": jnp.einsum("bhts,bthv->bshv", weights, numbers["y"]),
+        "divergence": oracles.divergence(weights, weights, jnp),
     }
 
 
@@ -222,15 +172,13 @@ def test_gradients_equal_those_of_the_whole_matrix(case):
 
             return jax.jit(jax.grad(run, has_aux=True))(arrays)
 
-        names = sorted(
-            jax.eval_shape(
-                lambda x: stated(map_of(x, mask, *kinds, "formula"), x), arrays
-            )
+        whole = jax.eval_shape(
+            lambda x: stated(map_of(x, mask, *kinds, "formula"), x), arrays
         )
+        names = sorted(whole.keys() - CONSTANT)
         expected, expected_results = gradients(stated, "formula")
         result, results = gradients(observed, "blockwise")
-    constant = {"num_queries", "largest_at_previous", "largest_at_own"}
-    assert {*STATISTICS} <= {*names} | constant | {"largest_at_next"}
+    assert {*STATISTICS} <= {*names} | CONSTANT
     for name in names:
         np.testing.assert_allclose(
             results[name], expected_results[name], 1e-9, 1e-9, err_msg=name
@@ -254,15 +202,6 @@ OTHERS = {
 @pytest.mark.parametrize("name", everyday.some(OTHERS, 2))
 def test_gradients_under_other_masks(name):
     mask, asked = OTHERS[name]
-    observe = {
-        "top": lambda found, _: found.top(3).weights,
-        "part": lambda found, _: found.pooled(
-            2, 3, queries=slice(2, 9), keys=slice(1, 12)
-        ),
-        "apply": lambda found, arrays: found.apply(arrays["x"]),
-        "apply_transposed": lambda found, arrays: found.apply_transposed(arrays["y"]),
-        "divergence": lambda found, _: found.divergence(),
-    }[asked]
     with jax.enable_x64(True):
         arrays = jax.tree.map(jnp.asarray, numbers(None, "dot product"))
 
@@ -279,7 +218,7 @@ def test_gradients_under_other_masks(name):
             return jax.jit(jax.grad(run, has_aux=True))(arrays)
 
         expected = gradients(lambda *x: stated(*x)[asked], "formula")
-        found = gradients(observe, "blockwise")
+        found = gradients(lambda *x: observed(*x)[asked], "blockwise")
     jax.tree.map(
         lambda x, y: np.testing.assert_allclose(x, y, 1e-7, 1e-9), found, expected
     )

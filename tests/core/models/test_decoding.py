@@ -8,6 +8,7 @@ import pytest
 
 from mha_haiku import models
 from mha_haiku.core.models import decoding
+from tests import tiny_models
 from tests.tiny_runs import model_config
 
 C, N, P, END = 6, 12, 8, 3
@@ -19,40 +20,27 @@ assert_equal = np.testing.assert_array_equal
 
 
 @functools.cache
-def _model(family="causal"):
+def _model(family="causal", num_tokens=C, **fields):
     config = model_config(
         family=family,
-        num_layers=2,
         model_size=8,
         embedding__max_length=N,
         attention__num_heads=2,
         feed_forward__hidden_size=9,
+        **{"num_layers": 2} | fields,
     )
-    return models.build(config, num_tokens=C, feature_size=None, num_classes=C)
+    return models.build(config, num_tokens=num_tokens, feature_size=None, num_classes=C)
 
 
 @functools.cache
 def _parameters():
     """Of a model that is unsure, so that texts differ and some end early."""
-    generator = np.random.default_rng(9)
     shapes = jax.eval_shape(_model().init, jax.random.key(0), PROMPTS)
-    return jax.tree.map(
-        lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2), shapes
-    )
+    return tiny_models.normal(shapes, seed=9, scale=0.5)
 
 
-@functools.cache
 def _translator():
-    config = model_config(
-        family="encoder_decoder",
-        num_layers=1,
-        decoder__num_layers=2,
-        model_size=8,
-        embedding__max_length=N,
-        attention__num_heads=2,
-        feed_forward__hidden_size=9,
-    )
-    return models.build(config, num_tokens=9, feature_size=None, num_classes=C)
+    return _model("encoder_decoder", 9, num_layers=1, decoder__num_layers=2)
 
 
 GREEDY = decoding.Sampled(0)
@@ -132,9 +120,7 @@ def test_an_encoder_decoder_writes_what_full_passes_do():
     shapes = jax.eval_shape(
         functools.partial(model.init, decoder_inputs=starts), jax.random.key(0), source
     )
-    params = jax.tree.map(
-        lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2), shapes
-    )
+    params = tiny_models.normal(shapes, seed=generator, scale=0.5)
     padding = np.arange(7) >= source_lengths[:, None]
     steps = decoding.stream(
         model,

@@ -1,7 +1,6 @@
 """Models of two stacks: their formula, and each half as a separate model."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -10,10 +9,9 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.core import checks, sites
-from tests import everyday
-from tests.tiny_runs import model_config
+from tests import everyday, tiny_models
 
-B, T, S, H, K, F = 3, 4, 6, 4, 2, 11
+B, T, S, H, K = 3, 4, 6, 4, 2
 D, SOURCES, TARGETS = 10, 13, 7
 ENCODER_LAYERS, DECODER_LAYERS = 1, 2
 
@@ -26,14 +24,10 @@ def _config(**fields):
         "family": "encoder_decoder",
         "num_layers": ENCODER_LAYERS,
         "decoder__num_layers": DECODER_LAYERS,
-        "model_size": D,
-        "embedding__max_length": 8,
         "attention__num_heads": H,
         "attention__key_size": K,
-        "attention__implementation": "dense",
-        "feed_forward__hidden_size": F,
     }
-    return model_config(**{**own, **fields})
+    return tiny_models.config(**own | fields)
 
 
 def _build(config):
@@ -52,18 +46,6 @@ def _inputs():
     }
 
 
-def _parameters(model, given):
-    """Random parameters, biases and scales too."""
-    generator = np.random.default_rng(1)
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *given.values())
-    return jax.tree.map(
-        lambda leaf: np.float32(
-            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
-        ),
-        shapes,
-    )
-
-
 def _run(model, params, given, edits=None):
     run = functools.partial(model.apply, is_training=False)
     return jax.jit(sites.edit(run, edits or {}))(params, None, **given)
@@ -80,7 +62,7 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
     fields = {"embedding__positions": positions, "attention__window": 2}
     config, given = _config(**fields), _inputs()
     model = _build(config)
-    params = _parameters(model, given)
+    params = tiny_models.random_parameters(model, given)
     for name in params:  # what ablated heads leave of cross-attention
         if name.endswith("cross_attention/linear"):
             params[name]["b"] = np.zeros_like(params[name]["b"])
@@ -124,7 +106,7 @@ def test_each_half_alone_is_a_model_of_one_stack(positions):
 def test_pruned_heads_of_each_kind_are_gated_ones():
     config, given = _config(attention__num_key_value_heads=2), _inputs()
     model = _build(config)
-    params = _parameters(model, given)
+    params = tiny_models.random_parameters(model, given)
     keep = [[0, 2], [1], [0, 1, 2, 3], [], [3]]
     parts = [f"{each.path}/heads" for each in models.heads_of_layers(config)]
     gates = heads.edits.on_parts(
@@ -147,7 +129,7 @@ def test_what_a_padded_source_holds_changes_no_bit():
     config, given = _config(), _inputs()
     given["lengths"] = np.array([0, 3, S])
     model = _build(config)
-    params = _parameters(model, given)
+    params = tiny_models.random_parameters(model, given)
 
     @jax.jit
     def loss(params, **given):
@@ -214,7 +196,7 @@ def test_what_does_not_fit_a_decoder_is_refused(fields, message):
 @pytest.mark.slow
 def test_inputs_that_do_not_fit_are_refused():
     given, model = _inputs(), _build(_config())
-    params = _parameters(model, given)
+    params = tiny_models.random_parameters(model, given)
     apply = functools.partial(model.apply, params, None, is_training=False)
     source = {"inputs": given["inputs"]}
     with pytest.raises(ValueError, match="decoder_inputs must be the tokens .* None"):

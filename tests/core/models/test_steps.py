@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 
-from mha_haiku import attention, heads, models
+from mha_haiku import heads, models
 from mha_haiku.core import sites
-from tests import everyday
+from tests import everyday, tiny_models
 from tests.tiny_runs import model_config
 
 B, P, S, C, D, H, K, L = 3, 5, 9, 11, 10, 4, 6, 2
@@ -77,48 +77,56 @@ def _build(**fields):
 
 
 def _parameters(init, inputs=TOKENS):
-    generator = np.random.default_rng(1)
-    return jax.tree.map(
-        lambda leaf: np.float32(generator.standard_normal(leaf.shape) / 2),
-        jax.eval_shape(init, jax.random.key(0), inputs),
-    )
+    shapes = jax.eval_shape(init, jax.random.key(0), inputs)
+    return tiny_models.normal(shapes, seed=1, scale=0.5)
 
 
 def _gated(function, gates):
     return sites.edit(function, {} if gates is None else heads.edits.gate(gates))
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _whole(model, params, gates=None):
+SOURCE_LENGTHS = np.array([4, 0, 7])
+SOURCE = np.random.default_rng(2).integers(0, 13, (B, 7))
+# Of models without a source and with one: what a whole text takes, and a prefill.
+TEXTS = {"inputs": TOKENS}, {"inputs": SOURCE, "lengths": SOURCE_LENGTHS}
+TEXTS[1]["decoder_inputs"] = TOKENS
+WITH_PADDING = np.where(np.arange(7) < SOURCE_LENGTHS[:, None], SOURCE, 12)
+PREFILLS = {}, {"source": WITH_PADDING, "source_lengths": SOURCE_LENGTHS}
+
+
+def _weights(maps):
+    """Weights of each layer, of cross-attention where there is any."""
+    return [each.weights() for each in getattr(maps, "cross", maps)]
+
+
+@functools.partial(jax.jit, static_argnames=("model", "has_source"))
+def _whole(model, params, gates=None, has_source=False):
     apply = _gated(model.apply, gates)
-    output = apply(params, None, TOKENS, is_training=False)
-    return output.logits, [each.weights() for each in output.maps]
+    output = apply(params, None, **TEXTS[has_source], is_training=False)
+    return output.logits, _weights(output.maps)
 
 
-@functools.partial(jax.jit, static_argnames="model")
-def _all_steps(model, params, gates=None):
+@functools.partial(jax.jit, static_argnames=("model", "has_source"))
+def _all_steps(model, params, gates=None, has_source=False):
     """Logits and rows of the maps of all steps, and the cache after them."""
     prefill = functools.partial(model.decoding.prefill, max_length=S)
+    prefill = functools.partial(prefill, **PREFILLS[has_source])
     logits, cache = _gated(prefill, gates)(params, OTHER[:, :P], LENGTHS)
 
     def step(cache, tokens):
         logits, maps, cache = _gated(model.decoding.step, gates)(params, tokens, cache)
-        rows = [jax.vmap(lambda row: row.weights())(each) for each in maps]
-        return cache, (logits, rows)
+        return cache, (logits, jax.vmap(_weights)(maps))
 
     tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
     cache, steps = jax.lax.scan(step, cache, tokens)
     return logits, steps, cache
 
 
-@pytest.mark.parametrize("name", everyday.some(MODELS, 1))
-def test_logits_and_maps_with_a_cache_are_those_without(name):
-    model = _build(**MODELS[name])
-    params = _parameters(model.init)
-    wanted, weights = _whole(model, params)
+def _check(name, model, params, has_source=False):
+    wanted, weights = _whole(model, params, has_source=has_source)
     # A few last places of 8 bits of logits up to about 10.
     tolerance = 0.1 if name == "bfloat16" else 1e-5
-    first, (logits, rows), cache = _all_steps(model, params)
+    first, (logits, rows), cache = _all_steps(model, params, has_source=has_source)
     for b, n in enumerate(LENGTHS):
         np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=tolerance)
         for i in range(STEPS):
@@ -131,8 +139,12 @@ def test_logits_and_maps_with_a_cache_are_those_without(name):
     np.testing.assert_array_equal(cache.positions, LENGTHS + STEPS)
 
 
-SOURCE_LENGTHS = np.array([4, 0, 7])
-SOURCE = np.random.default_rng(2).integers(0, 13, (B, 7))
+@pytest.mark.parametrize("name", everyday.some(MODELS, 1))
+def test_logits_and_maps_with_a_cache_are_those_without(name):
+    model = _build(**MODELS[name])
+    _check(name, model, _parameters(model.init))
+
+
 TRANSLATORS = {
     "learned": {},
     "grouped, rotary, normed": {
@@ -160,60 +172,7 @@ def test_an_encoder_decoder_with_a_cache_is_that_without(name):
     config = _config(family="encoder_decoder", **TRANSLATORS[name])
     model = models.build(config, num_tokens=13, feature_size=None, num_classes=C)
     init = functools.partial(model.init, decoder_inputs=TOKENS)
-    params = _parameters(init, SOURCE)
-
-    @jax.jit
-    def whole(params):
-        output = model.apply(
-            params,
-            None,
-            SOURCE,
-            lengths=SOURCE_LENGTHS,
-            decoder_inputs=TOKENS,
-            is_training=False,
-        )
-        return output.logits, jax.tree.map(
-            lambda each: each.weights(), output.maps, is_leaf=_is_map
-        )
-
-    @jax.jit
-    def steps(params):
-        padding = np.arange(7) >= SOURCE_LENGTHS[:, None]
-        logits, cache = model.decoding.prefill(
-            params,
-            OTHER[:, :P],
-            LENGTHS,
-            max_length=S,
-            source=np.where(padding, 12, SOURCE),
-            source_lengths=SOURCE_LENGTHS,
-        )
-
-        def step(cache, tokens):
-            logits, maps, cache = model.decoding.step(params, tokens, cache)
-            cross = [jax.vmap(lambda row: row.weights())(each) for each in maps.cross]
-            return cache, (logits, cross)
-
-        tokens = np.stack([TOKENS[np.arange(B), LENGTHS + i] for i in range(STEPS)])
-        _, (later, cross) = jax.lax.scan(step, cache, tokens)
-        return logits, later, cross
-
-    wanted, weights = whole(params)
-    first, logits, cross = steps(params)
-    tolerance = 0.1 if name == "bfloat16" else 1e-5
-    for b, n in enumerate(LENGTHS):
-        np.testing.assert_allclose(first[b], wanted[b, n - 1], atol=tolerance)
-        np.testing.assert_allclose(
-            logits[:, b], wanted[b, n : n + STEPS], atol=tolerance
-        )
-        for rows, own in zip(cross, weights.cross, strict=True):
-            if not own.shape[1]:
-                continue
-            own = np.moveaxis(own[b, :, n : n + STEPS], 1, 0)
-            np.testing.assert_allclose(rows[:, b, :, 0], own, atol=tolerance)
-
-
-def _is_map(x):
-    return isinstance(x, attention.AttentionMap)
+    _check(name, model, _parameters(init, SOURCE), has_source=True)
 
 
 @pytest.mark.slow

@@ -324,11 +324,6 @@ def one_head():
     return _by_hand(attend, num_heads=1, num_key_heads=1)
 
 
-@_case
-def all_in_a_call():
-    return _by_hand(jax.jit(lambda q, k, v: _values(jax.nn.softmax(_scores(q, k)), v)))
-
-
 # --- Libraries
 
 

@@ -93,32 +93,21 @@ def halved_second(h, i):
     return h / 2 if i == 1 else h
 
 
-class TestEveryProgram(chex.TestCase):
-    """Properties of each program, with and without jit around it."""
+@pytest.mark.parametrize("variant", [jax.jit, lambda function: function])
+def test_a_look_finds_each_layer_by_name(program, variant):
+    output, found = variant(sites.look(program, ["*/hidden"]))(X, WEIGHTS)
+    hidden = []
+    by_hand(lambda h, i: hidden.append(h) or h)
+    assert list(found) == [f"layer_{i}/hidden" for i in range(L)]
+    chex.assert_trees_all_close(list(found.values()), hidden, rtol=1e-5, atol=1e-5)
+    np.testing.assert_allclose(output, looped(X, WEIGHTS), rtol=1e-5, atol=1e-5)
 
-    @chex.variants(with_jit=True, without_jit=True)
-    def test_a_look_finds_each_layer_by_name(self):
-        for program in PROGRAMS.values():
-            run = self.variant(sites.look(program, ["*/hidden"]))
-            output, found = run(X, WEIGHTS)
-            hidden = []
-            by_hand(lambda h, i, hidden=hidden: hidden.append(h) or h)
-            assert list(found) == [f"layer_{i}/hidden" for i in range(L)]
-            chex.assert_trees_all_close(
-                list(found.values()), hidden, rtol=1e-5, atol=1e-5
-            )
-            chex.assert_trees_all_close(
-                output, looped(X, WEIGHTS), rtol=1e-5, atol=1e-5
-            )
 
-    @chex.variants(with_jit=True, without_jit=True)
-    def test_an_edit_of_one_layer_is_that_by_hand(self):
-        for program in PROGRAMS.values():
-            edited = sites.edit(program, {"layer_1/hidden": lambda h: h / 2})
-            output = self.variant(edited)(X, WEIGHTS)
-            chex.assert_trees_all_close(
-                output, by_hand(halved_second), rtol=1e-5, atol=1e-5
-            )
+@pytest.mark.parametrize("variant", [jax.jit, lambda function: function])
+def test_an_edit_of_one_layer_is_that_by_hand(program, variant):
+    edited = sites.edit(program, {"layer_1/hidden": lambda h: h / 2})
+    output = variant(edited)(X, WEIGHTS)
+    np.testing.assert_allclose(output, by_hand(halved_second), rtol=1e-5, atol=1e-5)
 
 
 def test_nothing_edited_changes_no_bit(program):

@@ -1,14 +1,11 @@
 """Small models of every kind of heads, with random parameters, and data for them."""
 
-import math
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from mha_haiku import models, tasks
-from tests import oracles
-from tests.tiny_runs import model_config
+from tests import oracles, tiny_models
 
 B, T, C, D, H, K, F, L = 3, 5, 7, 10, 4, 6, 11, 3
 NUM_TOKENS = 13
@@ -16,18 +13,9 @@ NUM_TOKENS = 13
 
 def config(**fields):
     """Returns the config of a model of causal attention, with fields replaced."""
-    own = {
-        "family": "causal",
-        "num_layers": L,
-        "model_size": D,
-        "dropout_rate": 0.1,
-        "embedding__max_length": 8,
-        "attention__num_heads": H,
-        "attention__key_size": K,
-        "attention__implementation": "dense",
-        "feed_forward__hidden_size": F,
-    }
-    return model_config(**{**own, **fields})
+    own = {"family": "causal", "num_layers": L, "dropout_rate": 0.1}
+    own |= {"attention__num_heads": H, "attention__key_size": K}
+    return tiny_models.config(**own | fields)
 
 
 def fresh(of):
@@ -48,15 +36,8 @@ def build(of):
 
 def random_params(of, seed=0):
     """Returns random parameters for a config, biases and scales too."""
-    generator = np.random.default_rng(seed)
-    tokens = np.zeros((B, T), np.int32)
-    shapes = jax.eval_shape(build(of).init, jax.random.key(0), tokens)
-    return jax.tree.map(
-        lambda leaf: np.float32(
-            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
-        ),
-        shapes,
-    )
+    tokens = {"inputs": np.zeros((B, T), np.int32)}
+    return tiny_models.random_parameters(build(of), tokens, seed=seed)
 
 
 def example(seed=0, count=B, lengths=None):
@@ -70,7 +51,7 @@ def example(seed=0, count=B, lengths=None):
     )
 
 
-def oracle(of, params, batch, gates=None, passed=None):
+def oracle(of, params, batch, gates=None, passed=None, changes=None):
     """Returns logits and all values by name, by the formula, of gated heads.
 
     Args:
@@ -79,8 +60,9 @@ def oracle(of, params, batch, gates=None, passed=None):
       batch: The batch.
       gates: `[P, H]`; None: open.
       passed: What ablated heads of each of the P parts pass on; None: zeros.
+      changes: Of other values, by name; see `oracles.recorded`.
     """
-    changes = {}
+    changes = dict(changes or {})
     for i, part in enumerate(models.heads_of_layers(of) if gates is not None else ()):
         gate = np.asarray(gates[i], np.float64)[:, None]
         other = 0 if passed is None else (1 - gate) * passed[i]

@@ -8,8 +8,8 @@ import pytest
 
 from mha_haiku import heads, models
 from mha_haiku.lab.heads import circuits
-from tests import oracles
-from tests.lab.heads import test_kinds
+from tests import oracles, tiny_models
+from tests.lab.heads import small_models, test_kinds
 from tests.lab.heads.small_models import (
     C,
     H,
@@ -44,10 +44,7 @@ def _encoder_decoder():
     )
     given = test_kinds._example().model_inputs().values()
     shapes = jax.eval_shape(model.init, jax.random.key(0), *given)
-    generator = np.random.default_rng(0)
-    return model, jax.tree.map(
-        lambda x: np.float32(generator.standard_normal(x.shape) / 2), shapes
-    )
+    return model, tiny_models.normal(shapes, scale=0.5)
 
 
 @pytest.mark.slow
@@ -180,14 +177,7 @@ def test_contributions_of_heads_and_the_rest_are_the_logits(case):
 def test_contributions_in_an_encoder_decoder():
     of, batch = test_kinds.CONFIG, test_kinds._example()
     model, params = _encoder_decoder()
-    logits, seen = oracles.recorded(
-        params,
-        batch.inputs,
-        of,
-        lengths=batch.lengths,
-        decoder_tokens=batch.decoder_inputs,
-        decoder_lengths=batch.decoder_lengths,
-    )
+    logits, seen = small_models.oracle(of, params, batch)
     found = heads.logit_attribution(model, params, batch)
     assert not found.heads[0].any()
     table = np.float64(params["logits"]["w"])

@@ -172,9 +172,7 @@ def test_edge_attribution_misses_three_of_five_edges_where_attention_is_certain(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("steps", "misses"), [(5, True), pytest.param(50, False, marks=pytest.mark.slow)]
-)
+@pytest.mark.parametrize(("steps", "misses"), [(5, True), (50, False)])
 def test_integrated_edge_attribution_misses_what_is_read_by_steps(steps, misses):
     known, subject, corrupted = _made("redundant")
     edges = heads.integrated_edge_attribution(subject, corrupted, steps=steps)

@@ -116,10 +116,7 @@ def _patterns(count, seed=0):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name",
-    ["gated", *(pytest.param(x, marks=pytest.mark.slow) for x in [*FIELDS][1:])],
-)
+@pytest.mark.parametrize("name", FIELDS)
 def test_edges_carry_what_is_kept_and_the_rest_of_the_other_run(name):
     """All edges patched are the corrupted run, none of them the clean one."""
     subject, corrupted, oracle = _case(name)

@@ -1,7 +1,6 @@
 """Heads of encoder-decoders: each kind is measured and named like other heads."""
 
 import functools
-import math
 
 import jax
 import jax.numpy as jnp
@@ -10,26 +9,22 @@ import pytest
 
 from mha_haiku import attention, heads, masks, models, tasks
 from mha_haiku.lab.heads import model_runs
+from tests import tiny_models
 from tests.lab.heads.small_models import oracle
-from tests.tiny_runs import model_config
 
-B, T, S, H, K, D, F = 3, 4, 6, 4, 2, 10, 11
+B, T, S, H, K = 3, 4, 6, 4, 2
 SOURCES, TARGETS = 13, 7
 LAYERS, DECODER_LAYERS = 1, 2
 PARTS = LAYERS + 2 * DECODER_LAYERS
 EMPTY = 1  # the example whose source is only padding
 
-CONFIG = model_config(
+CONFIG = tiny_models.config(
     family="encoder_decoder",
     num_layers=LAYERS,
     decoder__num_layers=DECODER_LAYERS,
-    model_size=D,
-    embedding__max_length=8,
     attention__num_heads=H,
     attention__num_key_value_heads=2,
     attention__key_size=K,
-    attention__implementation="dense",
-    feed_forward__hidden_size=F,
 )
 
 
@@ -51,15 +46,8 @@ def of():
     model = models.build(
         CONFIG, num_tokens=SOURCES, feature_size=None, num_classes=TARGETS
     )
-    example, generator = _example(), np.random.default_rng(1)
-    given = example.model_inputs().values()
-    shapes = jax.eval_shape(model.init, jax.random.key(0), *given)
-    params = jax.tree.map(
-        lambda leaf: np.float32(
-            generator.standard_normal(leaf.shape) / math.sqrt(leaf.shape[0])
-        ),
-        shapes,
-    )
+    example = _example()
+    params = tiny_models.random_parameters(model, example.model_inputs())
     return heads.Measured(model, heads.metrics.loss, params, [example])
 
 
@@ -166,7 +154,7 @@ def _attending(encoder, decoder, cross):
         return models.Output(None, models.Maps(maps, (1, 1, 1)))
 
     counts = [list(range(len(each))) for each in (encoder, decoder, cross)]
-    of = model_config(
+    of = tiny_models.config(
         family="encoder_decoder",
         num_layers=1,
         attention__num_heads=max(map(len, counts)),

@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 
 from mha_haiku import heads, models
-from tests import oracles
-from tests.lab.heads import test_circuits, test_kinds
+from tests.lab.heads import small_models, test_circuits, test_kinds
 from tests.lab.heads.small_models import build, config, example, random_params
 
 NAMES = {"q": ("query", "gates"), "k": ("key",), "v": ("value",)}
@@ -30,15 +29,8 @@ class Oracle:
         (self.clean, self.seen), (self.corrupted, self.other) = map(self.run, (0, 1))
 
     def run(self, i=0, changes=None):
-        batch = self.examples[i]
-        logits, seen = oracles.recorded(
-            self.params,
-            batch.inputs,
-            self.of,
-            lengths=batch.lengths,
-            decoder_tokens=batch.decoder_inputs,
-            decoder_lengths=batch.decoder_lengths,
-            changes=changes,
+        logits, seen = small_models.oracle(
+            self.of, self.params, self.examples[i], changes=changes
         )
         return _loss(logits, self.examples[0]), seen
 

@@ -14,7 +14,7 @@ from mha_haiku.core.models import decoding
 from mha_haiku.subjects.subject import Subject
 from mha_haiku.subjects.verbs import generation
 from mha_haiku.training.runs import folders
-from tests import pretrained
+from tests import pretrained, tiny_models
 
 TEXT = "aé b🙂 c\n" * 40
 T = 6
@@ -27,11 +27,8 @@ def bench_of(make_config, tmp_path):
     def make(task, **fields):
         config = make_config(model__num_layers=1, **fields)
         model = folders.make_model(config.model, task)
-        generator = np.random.default_rng(0)
-        params = jax.tree.map(
-            lambda x: generator.standard_normal(x.shape).astype(x.dtype),
-            folders.abstract_state(config, task, model).params,
-        )
+        shapes = folders.abstract_state(config, task, model).params
+        params = tiny_models.normal(shapes)
         run = folders.Run(config, task, model, params, 4)
         return Subject.of_run(run, "run", folders.Folder(tmp_path / "run"))
 

@@ -70,11 +70,19 @@ def _size(subject):
     return sum(x.size for x in jax.tree.leaves(subject.params))
 
 
+def _operations(subject):
+    run = model_runs.logits(subject.model)
+    example = subject.batches[0]
+    program = jax.jit(lambda x: run(x, example)).lower(subject.params).compile()
+    return program.cost_analysis()["flops"]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("how", ["reads", "names", "attend", "shared"])
+@pytest.mark.parametrize("how", ["reads", "names", "attend", "long", "shared"])
 def test_function_without_heads_computes_as_with_them_ablated(how, tmp_path):
-    function, params, keep = _function(how)
-    subject = mh.wrap(function, params, examples=[TOKENS])
+    function, params, keep = _function(how.replace("long", "attend"))
+    examples = [TOKENS if how != "long" else np.tile(TOKENS, 60)]
+    subject = mh.wrap(function, params, examples=examples)
     pruned, ablated = subject.prune(keep), _without(subject, keep)
     wanted = logits(ablated, inputs=TOKENS[:, :5])
     found = logits(pruned, inputs=TOKENS[:, :5])  # the whole ones are compared by prune
@@ -83,12 +91,18 @@ def test_function_without_heads_computes_as_with_them_ablated(how, tmp_path):
     columns = sum(2 * len(row) + 2 * len({x // (H // G) for x in row}) for row in rows)
     assert _size(pruned) == (C + columns * K) * D
     assert f"{_size(pruned):,} parameters of {_size(subject):,}" in repr(pruned)
-    is_smaller = [len(part.names) for part in parts_of(pruned)] == [*map(len, keep)]
-    assert is_smaller == (how == "reads")
+    if how != "long":  # in which a loop counts once
+        assert _operations(pruned) < 0.75 * _operations(subject)
+    assert [list(part.names) for part in parts_of(pruned)] == keep
+    for row, *maps in zip(keep, pruned.maps(TOKENS), ablated.maps(TOKENS), strict=True):
+        one, other = (x.weights() for x in maps)
+        chex.assert_trees_all_close(one, other[:, np.array(row)], atol=1e-5)
     gradient = jax.grad(lambda x: logits(pruned.replace(params=x)).sum())(pruned.params)
     chex.assert_trees_all_equal_shapes(gradient, pruned.params)
-    names = [x.names for x in parts_of(pruned)] if is_smaller else keep
-    again = pruned.prune([row[:1] for row in names])
+    again = pruned.prune([row[:1] for row in keep])
+    chex.assert_trees_all_close(
+        logits(again), logits(_without(subject, [row[:1] for row in keep])), atol=1e-5
+    )
     file = again.save(tmp_path / "new") / "model.safetensors"
     saved = sorted(safetensors.numpy.load_file(file).items())  # in the tree's order
     params = jax.tree.unflatten(jax.tree.structure(params), [x for _, x in saved])
@@ -107,9 +121,35 @@ def test_tolerance_keeps_the_heads_that_matter_and_a_layer_may_have_none():
     subject = mh.wrap(function, params, metric=changed, examples=[TOKENS])
     pruned = subject.prune(metric_drop=1e-2, examples=TOKENS)
     assert _size(pruned) == (C + 2 * 6 * K) * D  # heads 4 and 5, and group 1
-    pruned, ablated = subject.prune([[], [4]]), _without(subject, [[], [4]])
-    chex.assert_trees_all_close(logits(pruned), logits(ablated), atol=1e-5)
+    for keep in ([[0, 4], [4]], [[0], [4]], [[], [4]]):  # one after the other
+        ablated, before = _without(subject, keep), pruned
+        pruned = (subject if keep[0] == [0, 4] else pruned).prune(keep)
+        chex.assert_trees_all_close(logits(pruned), logits(ablated), atol=1e-5)
     assert _size(pruned) == (C + 4 * K) * D
+    assert [part.names for part in parts_of(pruned)] == [(4,)]
+    assert _operations(pruned) < 0.8 * _operations(before)
+
+
+@pytest.mark.slow
+def test_a_sweep_and_gates_remove_the_heads_that_write_nothing(tmp_path):
+    function, params, _ = _function("names")
+    for layer in params["layers"]:
+        layer["o"] *= jnp.ones(H * K).at[: 4 * K].set(0)[:, None]
+    changed = lambda x, batch: abs(x - function(params, batch.inputs)).mean((1, 2))  # noqa: E731
+    rows = np.random.default_rng(1).integers(1, C, (24, T))
+    subject = mh.wrap(function, params, metric=changed)
+    how = {"examples": rows, "order": "attribution", "baseline": "attribution"}
+    swept = subject.sweep(keep=0.0, sizes=3, **how)
+    assert [point.kept for point in swept.points] == [12, 8, 4, 0]
+    assert swept.points[2].keep == [[4, 5], [4, 5]]
+    found = [point.metrics["loss"] for point in swept.points]
+    np.testing.assert_allclose(found, swept.baseline, rtol=1e-4, atol=1e-6)
+    assert "loss: the metric, units of the metric" in swept.text()
+    how = {"penalty": 1e-3, "steps": 70, "tuning_steps": 2, "examples": rows}
+    first, again = (subject.learn_gates(tmp_path / "gates", **how) for _ in range(2))
+    whole, before, tuned = first.points
+    assert whole.kept == 12 and before.keep == tuned.keep == [[4, 5], [4, 5]]
+    assert tuned.metrics == again.points[2].metrics
 
 
 def test_heads_that_cannot_be_removed_are_refused_in_two_lines():

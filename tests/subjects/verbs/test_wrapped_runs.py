@@ -49,6 +49,7 @@ def test_a_run_has_what_ours_have_and_frozen_parameters_stay(trained):
     assert len(trained.examples(N).inputs) == 2  # held out of twelve
     losses = [x.metrics(examples=ROWS)["loss"] for x in (trained, whole)]
     assert losses[0] < losses[1] - 0.1
+    assert repr(whole.metrics(examples=ROWS)).endswith("# loss of the next token, nats")
 
 
 def test_a_step_is_that_of_optax_on_a_batch_of_the_loop(tmp_path):

@@ -205,6 +205,7 @@ def backward(
                 rows,
                 num_keys,
                 sizes.columns,
+                is_split=False,
             )
             query_grad = tiles.add(sums.query, new.query, rows.start, 0)
             return new._replace(query=query_grad)
@@ -226,8 +227,10 @@ def backward(
         *zeros(inputs.weighting, wants_bias),
     )
     axes = (1, 1, 1, 0, 0)  # of heads, after B..., in the arrays of `Gradients`
+    # A tile has twice as many arrays here, so that half as many heads fit a cache.
+    together = max(sizes.heads // 2, 1)
     sums = sweep.summed_over_heads(
-        head_gradients, totals, axes, batch_shape, num_heads, sizes.heads
+        head_gradients, totals, axes, batch_shape, num_heads, together
     )
     return gradients.Gradients(*sums)
 

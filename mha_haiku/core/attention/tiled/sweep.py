@@ -202,11 +202,13 @@ def over_keys(
     rows: tiles.Span,
     num_keys: int,
     width: int,
+    is_split: bool = True,
 ) -> Any:
     """Calls `body(columns, seen_from, carry)` for the tiles of a row.
 
     Tiles that no query of the block can see are skipped. `seen_from` is as for
-    `Factors.scores`; `width` is the width of a tile, at most S.
+    `Factors.scores`; `width` is the width of a tile, at most S. Unless it `is_split`
+    all tiles are masked: a body that is large is compiled once.
     """
     count = -(-num_keys // width)
     mask = weighting.mask
@@ -216,7 +218,7 @@ def over_keys(
     last = tiles.largest(first, last)
     open_first = tiles.smallest(tiles.largest(-(-open_start // width), first), last)
     open_last = tiles.smallest(tiles.largest(open_stop // width, open_first), last)
-    num_open = open_last - open_first
+    num_open = open_last - open_first if is_split else 0
 
     def at(j: _Integer, seen_from: Start, carry: Any) -> Any:
         columns = tiles.Span(tiles.smallest(j * width, num_keys - width), width)
@@ -234,7 +236,8 @@ def over_keys(
             j = jnp.where(j >= open_first, j + num_open, j)
         return at(j, j * width if num_keys % width else 0, carry)
 
-    carry = _loop(open_first, open_last, lambda j, carry: at(j, None, carry), carry)
+    if is_split:
+        carry = _loop(open_first, open_last, lambda j, x: at(j, None, x), carry)
     return _loop(0, last - first - num_open, masked, carry)
 
 
