@@ -117,19 +117,44 @@ def _picture() -> np.ndarray:
     return parts.astype(np.float32)[None]
 
 
+def llava_and_processor() -> tuple[Any, Any]:
+    """Makes a small LLaVA of random weights, and what reads texts of letters for it."""
+    import tokenizers
+    import torch
+    import transformers
+
+    words = {
+        x: i for i, x in enumerate(["<pad>", "<image>", *map(chr, range(97, 123))])
+    }
+    level = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "<pad>"))
+    level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
+    special = dict(extra_special_tokens={"image_token": "<image>"}, pad_token="<pad>")
+    size = {"height": 16, "width": 16}
+    processor = transformers.LlavaProcessor(
+        transformers.CLIPImageProcessorPil(size=size, crop_size=size),
+        transformers.PreTrainedTokenizerFast(tokenizer_object=level, **special),
+        patch_size=4,
+        vision_feature_select_strategy="default",
+        num_additional_image_tokens=1,
+    )
+    of_both = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
+    of_both |= dict(intermediate_size=64)
+    vision = dict(of_both, model_type="clip_vision_model", image_size=16, patch_size=4)
+    text = dict(of_both, model_type="llama", vocab_size=len(words), pad_token_id=0)
+    towers = dict(vision_config=vision, text_config=text)
+    config = transformers.LlavaConfig(**towers, image_token_index=words["<image>"])
+    torch.manual_seed(0)
+    return transformers.LlavaForConditionalGeneration(config).eval(), processor
+
+
 @page(
     "A text with a picture in LLaVA: a chosen word lights up the picture where it "
     "looks, and its share is said; two towers, each with its axes (random weights)."
 )
 def llava() -> Any:
-    of_both = dict(hidden_size=32, num_hidden_layers=2, num_attention_heads=4)
-    of_both |= dict(intermediate_size=64)
-    vision = dict(of_both, model_type="clip_vision_model", image_size=32, patch_size=4)
-    text = dict(of_both, model_type="llama", vocab_size=99)
-    tokens = np.array([[1, *[98] * 64, *range(5, 14)]])
-    inputs = {"input_ids": tokens, "pixel_values": _picture()}
-    sizes = dict(vision_config=vision, text_config=text, image_token_index=98)
-    return _transformer("Llava", inputs, **sizes)
+    model, processor = llava_and_processor()
+    subject = mh.wrap(model, tokenizer=processor, name="LLaVA")
+    return subject.maps("w h a t i s i t", image=_picture()[0].transpose(1, 2, 0))
 
 
 @page("Whisper: cross-attention of words over the seconds of a sound (random weights).")

@@ -227,18 +227,13 @@ def test_a_head_lists_where_it_attends_most_and_a_click_goes_there(drawn):
 @pytest.mark.slow
 def test_a_word_lights_up_the_picture_and_its_share_is_said(drawn):
     axis = map_set.Axis.whole(["<s>", "0,0", "0,1", "1,0", "1,1", "cat", "[image 9]"])
-    images = np.zeros((7, 2, 2, 3), np.uint8)
-    example = samples.example(queries=axis, keys=axis)._replace(images=images)
+    example = samples.example(queries=axis, keys=axis)
+    example = example._replace(images=np.zeros((7, 2, 2, 3), np.uint8))
     shown = samples.show(samples.maps(example))
     opened = drawn(shown, address="#layer=1&head=2&query=5&view=text")
     row = example.weights[1][2][5]
     share = row[[1, 2, 3, 4, 6]].sum() / row.sum()
     said = opened.locator(".picture-share").inner_text()
     assert abs(float(said.partition("%")[0]) - 100 * share) < 1
-    shades = opened.locator(".patches .token").evaluate_all(
-        "all => all.map(x => x.style.getPropertyValue('--shade'))"
-    )
-    lightest = "rgba(253,231,37, 0.6)"  # of the largest on the picture, not of all
-    assert [x == lightest for x in shades] == (
-        row[1:5] == row[[1, 2, 3, 4, 6]].max()
-    ).tolist()
+    assert opened.locator(".patches .token").count() == 4
+    assert opened.locator(".token img").count() == 4  # and none of words

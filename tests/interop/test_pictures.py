@@ -1,68 +1,53 @@
-"""Models of texts and pictures of transformers, next to torch; tiny, of random weights.
-
-A picture has 16 x 16 pixels and 4 x 4 patches; each of B texts has a picture.
-"""
-
-import functools
-import importlib.util
+"""Models of texts and pictures, of 4 x 4 patches, next to torch; tiny and random."""
 
 import numpy as np
 import pytest
 
 import mha_haiku as mh
+from experiments import gallery
+from mha_haiku.lab import text_maps
+from mha_haiku.subjects import encoding
+from tests.interop.test_torch_modules import torch, transformers
 
-torch = pytest.importorskip("torch", reason="needs mha_haiku[torch]")
-transformers = pytest.importorskip("transformers", reason="needs mha_haiku[torch]")
-if importlib.util.find_spec("torchax") is None:
-    pytest.skip("needs mha_haiku[torch]", allow_module_level=True)
-
-from mha_haiku.interop.torch_modules import conversion  # noqa: E402
-from mha_haiku.lab import text_maps  # noqa: E402
-
-pytestmark = pytest.mark.filterwarnings("ignore")  # theirs
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # theirs
 B, IMAGE, D, H = 2, 30, 32, 4
 _SIZES = dict(hidden_size=D, num_hidden_layers=2, num_attention_heads=H)
 _SIZES |= dict(intermediate_size=20)
-_CLIP = dict(_SIZES, image_size=16, patch_size=4, model_type="clip_vision_model")
-_SIGLIP = dict(_CLIP, model_type="siglip_vision_model", vision_use_head=False)
+_VISION = dict(_SIZES, image_size=16, patch_size=4, vision_use_head=False)
 _QWEN = dict(depth=2, hidden_size=D, intermediate_size=20, num_heads=H, patch_size=4)
 _QWEN |= dict(window_size=8, fullatt_block_indexes=[1], out_hidden_size=D)
-_ROPE = dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2])
 _TEXT = dict(_SIZES, head_dim=8, num_key_value_heads=2, vocab_size=31, pad_token_id=0)
 _TEXT |= dict(max_position_embeddings=64, ffn_dim=20, word_embed_proj_dim=D)
+_ROPE = dict(rope_type="default", rope_theta=1e4, mrope_section=[1, 1, 2])
 _BLIP = dict(num_query_tokens=4, qformer_config=dict(_SIZES, encoder_hidden_size=D))
+_CLIP = dict(_VISION, model_type="clip_vision_model")
+_SIGLIP = dict(_VISION, model_type="siglip_vision_model")
 # By class: vision, the type of the text's model, other fields, image tokens a side.
 CASES = {
     "Llava": (_CLIP, "llama", {}, 4),
     "PaliGemma": (_SIGLIP, "gemma", dict(projection_dim=D), 4),
     "Gemma3": (_SIGLIP, "gemma3_text", dict(mm_tokens_per_image=4), 2),
     "Qwen2_5_VL": (_QWEN, "qwen2_5_vl_text", {}, 2),
-    "Blip2": (_SIGLIP, "opt", _BLIP, 2),
+    "Blip2": (_VISION, "opt", _BLIP, 2),
 }
 KINDS = dict.fromkeys(CASES, ["vision", "language"])
 KINDS["Qwen2_5_VL"] = ["vision 4 x 4", "vision 16 x 16", "language"]
 KINDS["Blip2"] = ["vision", "qformer", "qformer cross", "language"]
 
 
-@functools.cache
 def make(name):
     vision, text, own, _ = CASES[name]
-    text = dict(_TEXT, model_type=text)
-    text |= dict(rope_parameters=_ROPE) if "qwen" in text["model_type"] else {}
-    vision = {x: y for x, y in vision.items() if x != "model_type" or name in _AUTO}
+    rope = dict(rope_parameters=_ROPE) if "qwen" in text else {}
+    own = dict(own, vision_config=vision, image_token_id=IMAGE)
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
     torch.manual_seed(0)
-    own = dict(vision_config=vision, text_config=text, image_token_id=IMAGE, **own)
-    config = kind.config_class(**own)
+    config = kind.config_class(text_config=dict(_TEXT, model_type=text, **rope), **own)
     config._attn_implementation = "eager"
     model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     return model
-
-
-_AUTO = "Llava", "PaliGemma", "Gemma3"  # whose tower of vision may be any
 
 
 def inputs(name):
@@ -72,48 +57,32 @@ def inputs(name):
     pixels = given = rng.normal(size=(B, 3, 16, 16)).astype(np.float32)
     kinds, others = (tokens == IMAGE).astype(np.int64), {}
     if name == "Qwen2_5_VL":  # blocks of 2 x 2 patches, of two frames
-        axes = 0, 2, 5, 3, 6, 1, 4, 7
-        given = pixels.reshape(B, 3, 2, 2, 4, 2, 2, 4).transpose(axes)
+        given = pixels.reshape(B, 3, 2, 2, 4, 2, 2, 4).transpose(0, 2, 5, 3, 6, 1, 4, 7)
         given = np.repeat(given[..., None, :, :], 2, -3).reshape(B * 16, -1)
         others = dict(image_grid_thw=np.array([[1, 4, 4]] * B), mm_token_type_ids=kinds)
-    elif name in ("Gemma3", "PaliGemma"):
+    elif "Gemma" in name:
         others = {"token_type_ids": kinds * (name == "Gemma3")}
     return {"input_ids": tokens, "pixel_values": given} | others, pixels
-
-
-def by_torch(model, given):
-    """Logits, and the weights that modules return, by the names of maps."""
-    found = {}
-    for name, part in model.named_modules():
-        key = f"{conversion.site_of(name)}/map"
-        part.register_forward_hook(
-            lambda _, x, output, key=key: found.update({key: output[1:]})
-        )
-    tensors = {name: torch.as_tensor(x) for name, x in given.items()}
-    with torch.no_grad():
-        logits = model(**tensors, use_cache=False).logits.numpy()
-    found = {x: y[0] for x, y in found.items() if isinstance(y, tuple) and len(y)}
-    return logits, {x: y for x, y in found.items() if getattr(y, "ndim", 0) == 4}
 
 
 WEEKLY = [pytest.param(x, marks=pytest.mark.weekly) for x in CASES if x != "Llava"]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["Llava", *WEEKLY])
 def test_each_tower_is_that_of_torch_and_has_its_sides(name):
-    given, pixels = inputs(name)
-    subject = mh.wrap(make(name), examples=[given])
+    (given, pixels), model = inputs(name), make(name)
+    subject = mh.wrap(model, examples=[given])  # compares the maps of all towers
     maps = subject.maps(given)
-    logits, expected = by_torch(make(name), given)
-    scale = np.abs(logits).max()
-    np.testing.assert_allclose(subject.logits(given) / scale, logits / scale, atol=1e-5)
-    layers = [*text_maps.layers_of(maps.maps)]
-    assert [*dict.fromkeys(x.kind for x in layers)] == KINDS[name]
-    compared = {*expected} & {*maps.names}
-    assert len(compared) >= 2
-    for site in compared:  # others return no weights
-        np.testing.assert_allclose(maps[site].weights(), expected[site], atol=1e-5)
+    tensors = {name: torch.as_tensor(x) for name, x in given.items()}
+    with torch.no_grad():
+        found = model(**tensors, use_cache=False, output_attentions=True)
+    close = np.testing.assert_allclose
+    close(subject.logits(given), found.logits, atol=1e-5 * found.logits.abs().max())
+    weights = getattr(found, "language_model_outputs", found).attentions
+    for map_, expected in zip(maps[-2:], weights, strict=True):
+        close(map_.weights(), expected, atol=1e-5)
+    kinds = [x.kind for x in text_maps.layers_of(maps.maps)]
+    assert [*dict.fromkeys(kinds)] == KINDS[name]
     side, row = CASES[name][3], maps.tokens[1]
     places = [f"{i},{j}" for i in range(side) for j in range(side)]
     if name == "Blip2":
@@ -125,36 +94,18 @@ def test_each_tower_is_that_of_torch_and_has_its_sides(name):
         at = row.index("1,0")
         np.testing.assert_array_equal(maps.images[1][at], np.round(255 * lower))
     assert row[1 : 1 + side**2] == tuple(places)
-    assert "</html>" in maps.show().html
     share = subject.statistics()["on_image"].mean
-    of_language = np.array([x.kind == "language" for x in layers])
-    assert np.isnan(share[~of_language]).all() and (share[of_language] > 0).all()
+    assert (np.isnan(share).all(1) == [x != "language" for x in kinds]).all()
 
 
-@pytest.mark.slow
 def test_verbs_take_a_text_with_an_image(tmp_path):
-    import tokenizers
-
-    words = {x: i for i, x in enumerate(["<pad>", *"abcdefghijklmnopqrstuvwxyz?!."])}
-    level = tokenizers.models.WordLevel(words | {"<image>": IMAGE}, "<pad>")
-    level = tokenizers.Tokenizer(level)
-    level.pre_tokenizer = tokenizers.pre_tokenizers.WhitespaceSplit()
-    special = dict(extra_special_tokens={"image_token": "<image>"}, pad_token="<pad>")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_object=level, **special)
-    size = {"height": 16, "width": 16}
-    pixels = transformers.CLIPImageProcessorPil(size=size, crop_size=size)
-    options = dict(patch_size=4, num_additional_image_tokens=1)
-    options["vision_feature_select_strategy"] = "default"
-    reader = transformers.LlavaProcessor(pixels, tokenizer, **options)
-    for part in (reader, make("Llava")):
+    for part in gallery.llava_and_processor():
         part.save_pretrained(tmp_path)
     subject = mh.load(tmp_path)
     one, other = np.random.default_rng(1).integers(0, 255, (2, 20, 20, 3), np.uint8)
-    given = subject.encode("<image> a b c", one)
-    expected = reader(text="<image> a b c", images=one, return_tensors="pt")
-    np.testing.assert_array_equal(given["pixel_values"], expected["pixel_values"])
     maps = subject.maps("a b c", image=one / 255)  # in front, as nothing else is said
-    assert maps.tokens[0] == subject.maps(given).tokens[0]
+    same = subject.maps(subject.encode("<image> a b c", one))
+    np.testing.assert_array_equal(maps[0].weights(), same[0].weights())
     assert maps.tokens[0][-4:] == ("3,3", "a", "b", "c")
     figure = subject.plot("a b c", image=one, query="c", layer="language")
     titles = [x.get_title() for x in figure.axes if x.get_title()]
@@ -166,10 +117,7 @@ def test_verbs_take_a_text_with_an_image(tmp_path):
     assert importance.mean.shape == (4, H) and "next token" in importance.text()
     patched = subject.patch("a b c", "a b c", image=(one, other), answers=(3, 4))
     assert np.abs(patched.mean[:2]).max() > 0  # the tower of vision carries it
-    for call, why in {
-        lambda: subject.plot("a b", image=one, query="z"): "query must be",
-        lambda: mh.wrap(make("Llava")).show("a", image=one): "needs a processor",
-        lambda: subject.ablated((0, 1)): "Pass examples to mh.wrap",
-    }.items():
-        with pytest.raises(ValueError, match=why):
-            call()
+    with pytest.raises(ValueError, match="needs a processor"):
+        subject.replace(codec=encoding.Codec()).show("a", image=one)
+    with pytest.raises(ValueError, match="Pass examples to mh.wrap"):
+        subject.ablated((0, 1))

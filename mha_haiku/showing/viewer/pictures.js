@@ -23,11 +23,14 @@ async function readPictures({ images }) {
   }));
 }
 
-// The picture at a position, as a data URL, or null. Pictures
-// are of the keys, and of the queries where these are the same positions; special positions
-// (of an image's class) have none.
-function pictureOf({ images, queries, keys }, side, position) {
-  if (!images || (side === 'query' && keys) || (keys ?? queries).special?.includes(position)) return null;
+// The picture at a position, as a data URL, or null. Pictures are of the keys, and of the
+// queries where these are the same positions; special positions (of an image's class) have
+// none, nor do words next to patches.
+function pictureOf(example, side, position) {
+  const { images, queries, keys } = example;
+  const { special, tokens } = keys ?? queries;
+  if (!images || (side === 'query' && keys) || special?.includes(position)) return null;
+  if (hasPatches(example) && patchColumn(tokens[position]) === undefined) return null;
   return picturesOf.get(images)?.[position] ?? null;
 }
 

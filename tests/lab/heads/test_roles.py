@@ -208,17 +208,14 @@ def test_heads_of_a_pruned_model_keep_their_names_and_places_without_one_have_no
 
 
 def test_share_on_a_picture_is_of_the_words_that_see_it():
-    """Positions 1 and 2 are a picture; the word in front does not see it."""
-    weights = np.tril(np.ones((5, 5)))
-    weights[3] = [1, 3, 0, 0, 0]
-    weights[4] = [1, 1, 1, 1, 4]
-    weights /= weights.sum(-1, keepdims=True)
-    key = np.eye(5)[None, :, None]
-    query = np.log(weights + 1e-30)[None, :, None] * 5**0.5
+    weights = np.eye(5)
+    weights[3:] = [[1 / 4, 3 / 4, 0, 0, 0], [1 / 8, 1 / 8, 1 / 8, 1 / 8, 1 / 2]]
+    key, query = np.eye(5), np.log(weights + 1e-30) * 5**0.5
+    key, query = (x[None, :, None] for x in (key, query))
     _, found = mh.attend(query, key, key, mask=mh.masks.causal())
-    marks = np.array([[False, True, True, False, False]])
+    marks = np.arange(5)[None] % 3 > 0  # of 1, 2 and 4
+    marks[:, 4] = False
     told = heads.role_evidence(found, found.statistics(), pictures=marks)
     np.testing.assert_allclose(
         told["on_image"], [[[(3 / 4 + 2 / 8) / 2, 1]]], atol=1e-6
     )
-    assert heads.role_of({"on_image": 0.6}) == "on_image"
