@@ -134,9 +134,9 @@ def _parsed(name: str, text: str, declared: Field) -> Any:
     try:
         return _parse(text, kinds)
     except (KeyError, SyntaxError, TypeError, ValueError) as error:
-        wanted = _WANTED.get(kinds[0], "") if len(kinds) == 1 else ""
+        literal = _WANTED.get(kinds[0], "") if len(kinds) == 1 else ""
         raise ConfigError(
-            f"{name} must be {wanted or 'a Python literal'}, as its default "
+            f"{name} must be {literal or 'a Python literal'}, as its default "
             f"{declared.default!r} is; got {text!r}."
         ) from error
 
@@ -181,5 +181,5 @@ def _unknown_field(config: RunConfig, name: str, text: str) -> Exception:
     listed = f"{section_name} has the fields {', '.join(vars(section))}."
     if section_name == name:
         return ConfigError(f"--{name}={text} sets no field.\n{listed}")
-    near = fields.nearest(name, [known for known, *_ in fields.flat(config)])
+    near = fields.nearest(name, [path for path, *_ in fields.flat(config)])
     return ConfigError(f"--{name}: there is no such field.{near}\n{listed}")

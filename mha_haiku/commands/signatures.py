@@ -44,11 +44,11 @@ class Option(NamedTuple):
     meaning: str
 
 
-def options_of(asked: Callable) -> Callable[[Callable], Callable]:
+def options_of(other: Callable) -> Callable[[Callable], Callable]:
     """Decorates a function to take another function's options as `**options`."""
 
     def decorate(function: Callable) -> Callable:
-        function.options_of = asked
+        function.options_of = other
         return function
 
     return decorate
@@ -67,25 +67,25 @@ def options(function: Any) -> list[Option]:
         r"^  (\w+): (.*(?:\n(?:   .*)?)*)", section[1] if section else "", re.M
     )
     meanings = {name: " ".join(text.split()) for name, text in entries}
-    found = []
+    result = []
     for parameter in _parameters(function):
         kind = _kind(parameter.annotation)
         if parameter.kind is parameter.VAR_KEYWORD:
-            names = {option.name for option in found}
+            names = {option.name for option in result}
             of = options(function.options_of)
-            found += [option for option in of if option.name not in names]
+            result += [option for option in of if option.name not in names]
         elif dataclasses.is_dataclass(kind):
-            found += options(kind)
+            result += options(kind)
         elif kind in _READERS or kind is Overrides:
             name, meaning = parameter.name, meanings.get(parameter.name, "")
-            found.append(Option(name, kind, parameter.default, meaning))
+            result.append(Option(name, kind, parameter.default, meaning))
         elif parameter.default is REQUIRED:
             raise TypeError(f"{parameter} must be of a type that a flag has.")
-    return found
+    return result
 
 
-def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
-    """Calls a function, or makes a dataclass, with the values `given` by flag.
+def call(function: Any, by_flag: Mapping[str, Any], enter: Callable) -> Any:
+    """Calls a function, or makes a dataclass, with the values `by_flag` by flag.
 
     `enter` is called with each dataclass, as it is made.
     """
@@ -94,11 +94,11 @@ def call(function: Any, given: Mapping[str, Any], enter: Callable) -> Any:
         kind = _kind(parameter.annotation)
         if parameter.kind is parameter.VAR_KEYWORD:
             names = [option.name for option in options(function.options_of)]
-            values |= {name: given[name] for name in names if name not in values}
+            values |= {name: by_flag[name] for name in names if name not in values}
         elif dataclasses.is_dataclass(kind):
-            values[parameter.name] = call(kind, given, enter)
-        elif parameter.name in given:
-            values[parameter.name] = given[parameter.name]
+            values[parameter.name] = call(kind, by_flag, enter)
+        elif parameter.name in by_flag:
+            values[parameter.name] = by_flag[parameter.name]
     result = function(**values)
     if dataclasses.is_dataclass(function):
         enter(result)
@@ -121,8 +121,8 @@ def parse(declared: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any
             flags.DEFINE_boolean(name, default, meaning, flag_values=values)
         elif kind is not Overrides:
             flags.DEFINE(_Parser(kind), name, default, meaning, flag_values=values)
-    shown = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
-    listed = f"The flags are {', '.join(shown)}."
+    names = [f"--{name}" for name in values] + ["--config.<field>"] * has_fields
+    listed = f"The flags are {', '.join(names)}."
     try:
         rest = values(["", *words])[1:]
     except flags.UnrecognizedFlagError as error:
@@ -136,12 +136,12 @@ def parse(declared: Sequence[Option], arguments: Sequence[str]) -> dict[str, Any
         raise checks.ConfigError(
             f"{rest[0]!r} belongs to no flag; write --name=value.\n{listed}"
         )
-    found = {}
+    result = {}
     for name, kind, default, meaning in declared:
-        found[name] = Overrides(fields) if kind is Overrides else values[name].value
-        if default is REQUIRED and not found[name]:
+        result[name] = Overrides(fields) if kind is Overrides else values[name].value
+        if default is REQUIRED and not result[name]:
             raise checks.ConfigError(f"--{name}=... is missing.\n{meaning}")
-    return found
+    return result
 
 
 def _told(message: str) -> str:
@@ -168,8 +168,8 @@ def help_lines(declared: Sequence[Option]) -> list[str]:
             entry += " (required)"
         elif default is not None and default is not False:
             is_list = isinstance(default, tuple | list)
-            shown = ",".join(map(str, default)) if is_list else default
-            entry += f" (default: {shown})"
+            text = ",".join(map(str, default)) if is_list else default
+            entry += f" (default: {text})"
         lines += textwrap.wrap(
             entry, 88, initial_indent="  ", subsequent_indent="      "
         )
@@ -242,13 +242,13 @@ def _split_fields(arguments: Sequence[str]) -> tuple[list[str], list[tuple[str, 
 
 def _parameters(function: Callable) -> list[inspect.Parameter]:
     """Lists the parameters with flags, `**options` before the last groups."""
-    found = inspect.signature(function, eval_str=True).parameters.values()
-    named = [x for x in found if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
+    parameters = inspect.signature(function, eval_str=True).parameters.values()
+    named = [x for x in parameters if x.kind not in (x.VAR_KEYWORD, x.VAR_POSITIONAL)]
     if hasattr(function, "options_of"):
         groups = itertools.takewhile(
             lambda x: dataclasses.is_dataclass(_kind(x.annotation)), reversed(named)
         )
-        others = next(x for x in found if x.kind is x.VAR_KEYWORD)
+        others = next(x for x in parameters if x.kind is x.VAR_KEYWORD)
         named.insert(len(named) - len(list(groups)), others)
     return named
 

@@ -51,11 +51,11 @@ def commands() -> dict[str, Command]:
 
     A verb with a command has two: `head_importance` is `importance` too.
     """
-    found = dict(_commands)
+    result = dict(_commands)
     for name, verb in VERBS.items():
         if verb.command:
-            found[name] = found[verb.command] = _of_verb(verb)
-    return dict(sorted(found.items()))
+            result[name] = result[verb.command] = _of_verb(verb)
+    return dict(sorted(result.items()))
 
 
 def place(out: str | None, workdir: str, name: str) -> pathlib.Path:
@@ -123,9 +123,9 @@ def _of_function(function: Callable, description: str = "") -> Command:
 
 def _of_verb(verb: Verb) -> Command:
     """Makes a command that calls a verb, prints the answer and writes its files."""
-    asked = functools.partial(verb.function, None)  # without the subject
+    of_subject = functools.partial(verb.function, None)  # without the subject
 
-    @signatures.options_of(asked)
+    @signatures.options_of(of_subject)
     def ask(
         *,
         run: groups.Run,
@@ -141,10 +141,10 @@ def _of_verb(verb: Verb) -> Command:
         if cluster.leave():
             tell(result, folder, pictures.format)
 
-    first, *others = signatures.description(asked).split("\n")
+    first, *others = signatures.description(of_subject).split("\n")
     example = ["", f"Run: python -m mha_haiku {verb.command} --workdir=..."]
-    said = f"Args:\n  out: Folder to write to; default: <workdir>/{verb.folder}."
-    ask.__doc__ = "\n".join([first, *example, *others, "", said])
+    out_line = f"Args:\n  out: Folder to write to; default: <workdir>/{verb.folder}."
+    ask.__doc__ = "\n".join([first, *example, *others, "", out_line])
     return _of_function(ask)
 
 
@@ -168,7 +168,7 @@ def _help(entry: Command, options: list[Option], arguments: Sequence[str]) -> st
     lines = [entry.description, *signatures.help_lines(options)]
     if not any(option.kind is signatures.Overrides for option in options):
         return "\n".join(lines)
-    named = [found[1] for word in arguments if (found := _CONFIG.fullmatch(word))]
+    named = [match[1] for word in arguments if (match := _CONFIG.fullmatch(word))]
     if named:
         lines += ["", f"Fields of {named[-1]}, with their values there:"]
         lines += [f"  {line}" for line in config_files.describe(named[-1])]

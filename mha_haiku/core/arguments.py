@@ -157,9 +157,9 @@ def _said(hint: Any, *, many: bool = False) -> str:
     origin, parts = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return " or ".join(dict.fromkeys(_said(part, many=many) for part in parts))
-    known = _NAMES.get(origin or hint)
+    plain = _NAMES.get(origin or hint)
     name = getattr(origin or hint, "__name__", str(hint))
-    one = known or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
+    one = plain or f"{'an' if name[0] in 'AEIOU' else 'a'} {name}"
     if hint in _NUMBERS:
         one = _NUMBERS[hint][0]
     elif origin in _LISTS:

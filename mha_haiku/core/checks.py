@@ -127,15 +127,15 @@ def non_negative_integer(name: str, value: Any) -> int:
 
 def integer_in(name: str, value: Any, low: int, high: int | None) -> int:
     """Checks that `value` is an integer from `low` to `high`, which may be None."""
-    wanted = f"an integer of at least {low}"
+    bounds = f"an integer of at least {low}"
     if high is not None:
-        wanted = f"an integer from {low} to {high}"
+        bounds = f"an integer from {low} to {high}"
     if (
         not _is_number(numbers.Integral, value)
         or value < low
         or (high is not None and value > high)
     ):
-        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
+        raise ValueError(f"{name} must be {bounds}, got {shown(value)}.")
     return value
 
 
@@ -187,13 +187,13 @@ def _is_number(kind: type, value: Any) -> bool:
 
 
 def _number(
-    name: str, value: Any, wanted: str, accepts: Callable[[float], bool]
+    name: str, value: Any, bounds: str, accepts: Callable[[float], bool]
 ) -> float:
     is_number, size = _is_number(numbers.Real, value), math.nan
     if is_number:  # integers are unbounded, float16 does not hold the bound
         size = abs(value if _is_number(numbers.Integral, value) else float(value))
     if math.inf > size > _LARGEST:
-        wanted += f" and at most {_LARGEST:.2g}, as float32 holds"
+        bounds += f" and at most {_LARGEST:.2g}, as float32 holds"
     if not size <= _LARGEST or not accepts(value):
-        raise ValueError(f"{name} must be {wanted}, got {shown(value)}.")
+        raise ValueError(f"{name} must be {bounds}, got {shown(value)}.")
     return value

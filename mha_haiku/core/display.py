@@ -96,12 +96,12 @@ def record(self: Any) -> str:
         field.name for field in dataclasses.fields(self)
     ]
     values = {name: getattr(self, name, None) for name in names}
-    shown = (
+    fields = (
         f"{name}={value(part)}"
         for name, part in values.items()
         if part is not None and not (isinstance(part, tuple) and not part)
     )
-    return f"{type(self).__name__}({', '.join(shown)})"
+    return f"{type(self).__name__}({', '.join(fields)})"
 
 
 def count(number: int, noun: str) -> str:

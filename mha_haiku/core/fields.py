@@ -73,8 +73,8 @@ class Field(NamedTuple):
         kinds = tuple(_ABSTRACT.get(kind, kind) for kind in self.kinds)
         # A boolean is an integer, too.
         if not (bool in kinds if isinstance(value, bool) else isinstance(value, kinds)):
-            wanted = " or ".join(_WANTED[kind] for kind in self.kinds)
-            raise ValueError(f"{name} must be {wanted}, got {checks.shown(value)}.")
+            expected = " or ".join(_WANTED[kind] for kind in self.kinds)
+            raise ValueError(f"{name} must be {expected}, got {checks.shown(value)}.")
         return value
 
 
@@ -167,12 +167,12 @@ class Section:
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
-        shown = [
+        lines = [
             f"{field_.name}={getattr(self, field_.name)!r}"
             for field_ in dataclasses.fields(self)
             if getattr(self, field_.name) != field_.default
         ]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{type(self).__name__}({', '.join(lines)})"
 
     def __eq__(self, other: Any) -> bool:
         if not isinstance(other, Section):
@@ -193,8 +193,8 @@ class Section:
         """
         for name, value in changes.items():
             if name not in self:
-                names = [f"{self._path}.{known}" for known in vars(self)]
-                names += [known for known, *_ in flat(self)]
+                names = [f"{self._path}.{one}" for one in vars(self)]
+                names += [one for one, *_ in flat(self)]
                 raise checks.ConfigError(
                     f"{self._path} has no field {name!r}."
                     f"{nearest(f'{self._path}.{name}', names)}"
@@ -338,8 +338,8 @@ def decoded(kind: Any, value: Any, arrays: Mapping[str, np.ndarray]) -> Any:
     if origin is types.UnionType:
         if value is None:
             return None
-        (known,) = (part for part in parts if part is not types.NoneType)
-        return decoded(known, value, arrays)
+        (one_kind,) = (part for part in parts if part is not types.NoneType)
+        return decoded(one_kind, value, arrays)
     if kind is np.ndarray:
         return arrays[value]
     if origin is tuple:

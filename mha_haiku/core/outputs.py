@@ -24,8 +24,8 @@ def check(name: str, folder: str | os.PathLike) -> None:
     """
     root = checks.as_path(folder)
     try:
-        found = {path.name for path in root.iterdir() if path.name[0] != "."}
-        others = found - names(root)
+        entries = {path.name for path in root.iterdir() if path.name[0] != "."}
+        others = entries - names(root)
     except (FileNotFoundError, NotADirectoryError):
         return
     except OSError as error:

@@ -81,8 +81,8 @@ def rotary(
     size = x.shape[-1]
     if size % 2:
         raise ValueError(f"rotary positions need an even key size K, got {size}.")
-    wanted = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
-    tiles.check_axes("positions", positions, wanted, "[T] or [..., T]")
+    leading = x.shape[:-2] if jnp.ndim(positions) > 1 else x.shape[-3:-2]
+    tiles.check_axes("positions", positions, leading, "[T] or [..., T]")
     if frequencies is None:
         frequencies = frequencies_of(size, max_period)
     elif np.shape(frequencies) != (size // 2,):
@@ -254,8 +254,8 @@ class _DistanceBias(ScoreBias):
 
     def at_heads(self, heads: Sequence[int]) -> Self:
         name, axis, array = self._of_heads()
-        chosen = array.take(np.array(heads, np.int32), axis)
-        return dataclasses.replace(self, **{name: chosen})
+        of_heads = array.take(np.array(heads, np.int32), axis)
+        return dataclasses.replace(self, **{name: of_heads})
 
     def check(
         self, batch_shape: tuple, num_heads: int, num_queries: int | None, num_keys: int

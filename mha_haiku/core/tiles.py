@@ -164,8 +164,8 @@ class Whole(Part):
     ) -> None:
         """Raises ValueError unless the array is of these sizes."""
         heads = (num_heads,) if jnp.ndim(self.values) == len(batch_shape) + 3 else ()
-        wanted = (*batch_shape, *heads, num_queries, num_keys)
-        check_axes(self.name, self.values, wanted, "[B..., T, S] or [B..., H, T, S]")
+        shape = (*batch_shape, *heads, num_queries, num_keys)
+        check_axes(self.name, self.values, shape, "[B..., T, S] or [B..., H, T, S]")
 
     def aligned(self, batch_ndim: int) -> Self:
         values = jnp.asarray(self.values)
@@ -346,16 +346,16 @@ def integers(
     return array
 
 
-def check_axes(name: str, array: ArrayLike, wanted: tuple, axes: str) -> None:
-    """Raises ValueError unless the shape is `wanted`; 1 and None match any size."""
+def check_axes(name: str, array: ArrayLike, sizes: tuple, axes: str) -> None:
+    """Raises ValueError unless the shape is `sizes`; 1 and None match any size."""
     shape = jnp.shape(array)
-    fits = len(shape) == len(wanted) and all(
+    fits = len(shape) == len(sizes) and all(
         full_size is None or size in (1, full_size)
-        for size, full_size in zip(shape, wanted, strict=True)
+        for size, full_size in zip(shape, sizes, strict=True)
     )
     if not fits:
         raise ValueError(
-            f"{name} must be {axes}, which is {wanted} here (an axis may have size 1); "
+            f"{name} must be {axes}, which is {sizes} here (an axis may have size 1); "
             f"got shape {shape}."
         )
 

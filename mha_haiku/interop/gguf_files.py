@@ -124,16 +124,16 @@ def translated(
     kind = fields.get("general.architecture")
     kind = checks.choice(f"{path}: the architecture", kind, ("llama", "qwen2", "qwen3"))
     family, head, prefix = FAMILIES[kind], FAMILIES[kind].heads[0], f"{kind}."
-    said = {x.removeprefix(prefix): fields[x] for x in fields if x.startswith(prefix)}
-    said.setdefault("rope.freq_base", 1e4)
+    values = {x.removeprefix(prefix): fields[x] for x in fields if x.startswith(prefix)}
+    values.setdefault("rope.freq_base", 1e4)
     # They take the values that config.json has for them.
     keys = name_tables.keys_of(family, head)
     config = {
-        theirs: keys[theirs].checked(f"{path}: {prefix}{name}", said.pop(name, None))
+        theirs: keys[theirs].checked(f"{path}: {prefix}{name}", values.pop(name, None))
         for name, theirs in _FIELDS.items()
     }
     neutral = _NEUTRAL | dict.fromkeys(_SIZES, (rules.head_size(config),))
-    for name, value in said.items():
+    for name, value in values.items():
         if name not in _UNREAD.split() and value not in neutral.get(name, ()):
             raise ValueError(
                 f"{path}: {prefix}{name} = {checks.shown(value)} is not supported: it "
@@ -175,8 +175,8 @@ def tokenizer(
     path: Path, fields: Mapping[str, Any], rows: int | None = None
 ) -> tokenization.Pretrained | None:
     """Reads the tokenizer for `rows` rows as llama.cpp does; None if it cannot."""
-    said = {name.removeprefix("tokenizer.ggml."): x for name, x in fields.items()}
-    kind, split = said.get("model"), str(said.get("pre"))
+    values = {name.removeprefix("tokenizer.ggml."): x for name, x in fields.items()}
+    kind, split = values.get("model"), str(values.get("pre"))
     if kind != "gpt2" or split not in _SPLITS:
         _logger.warning(
             f"{path} has a tokenizer of the kind {kind!r}, {split!r}, which is not "
@@ -185,11 +185,11 @@ def tokenizer(
         return None
     library, is_llama = tokenization.library(), split == "llama-bpe"
     with tokenization.errors_named(str(path)):
-        tokens, kinds = said["tokens"], said["token_type"]
+        tokens, kinds = values["tokens"], values["token_type"]
         ids = {token: i for i, token in enumerate(tokens)}
         if len(ids) < len(tokens):
             raise ValueError("its tokens must be different texts")
-        pairs = [tuple(pair.split(" ", 1)) for pair in said["merges"]]
+        pairs = [tuple(pair.split(" ", 1)) for pair in values["merges"]]
         pairs_model = library.models.BPE(ids, pairs, ignore_merges=is_llama)
         result = library.Tokenizer(pairs_model)
         result.add_tokens(
@@ -204,10 +204,10 @@ def tokenizer(
         steps.append(cutters.ByteLevel(add_prefix_space=False, use_regex=False))
         result.pre_tokenizer = cutters.Sequence(steps)
         result.decoder = library.decoders.ByteLevel()
-        added = {"bos": said.get("add_bos_token", is_llama)}
-        added["eos"] = said.get("add_eos_token", False)
+        added = {"bos": values.get("add_bos_token", is_llama)}
+        added["eos"] = values.get("add_eos_token", False)
         first, last = (
-            [tokens[said[f"{name}_token_id"]]] if is_added else []
+            [tokens[values[f"{name}_token_id"]]] if is_added else []
             for name, is_added in added.items()
         )
         if first or last:

@@ -85,17 +85,17 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
     dtype = jnp.dtype(np.float32 if dtype is None else dtype)
     if not jnp.issubdtype(dtype, jnp.floating):
         raise ValueError(f"dtype must be a floating-point dtype, got {dtype}.")
-    found = source if isinstance(source, sources.Source) else sources.find(source)
+    origin = source if isinstance(source, sources.Source) else sources.find(source)
     family = None
-    if found.config.get("model_type") == OWN:
-        config, sizes = _read_own(found.config)
-        stored, head = dict(found.arrays), name_tables.OutputHead(OWN, {})
+    if origin.config.get("model_type") == OWN:
+        config, sizes = _read_own(origin.config)
+        stored, head = dict(origin.arrays), name_tables.OutputHead(OWN, {})
     else:
-        family = family_of(found.config)
-        stored = named(family, found)
-        head = head_of(family, found.config)
-        config, sizes = read_fields(family, head, found.config)
-        config = config.replace(origin=json.dumps(found.config))
+        family = family_of(origin.config)
+        stored = named(family, origin)
+        head = head_of(family, origin.config)
+        config, sizes = read_fields(family, head, origin.config)
+        config = config.replace(origin=json.dumps(origin.config))
     # Before the arrays are read: a config may be refused as a whole.
     model = models.build(config, **sizes._asdict())
     expected = flat(shapes(config, sizes))
@@ -104,10 +104,10 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
         rows = list(rows_of(family, head, config, expected))
     needed = {name for row in rows for name in row.theirs}
     _drop_copies(head, needed, stored, config.output.tied)
-    _check_names(found, head, needed, stored)
+    _check_names(origin, head, needed, stored)
     params: Params = {}
     for each in rows:
-        _check_shapes(found, each, expected, stored)
+        _check_shapes(origin, each, expected, stored)
         whole = [stored[name].read() for name in each.theirs]
         results = each.change.to_ours(whole)
         kept = jnp.promote_types(dtype, np.float32) if each.change.is_wide else dtype
@@ -118,11 +118,11 @@ def load(source: str | os.PathLike | sources.Source, *, dtype: Any = None) -> Im
             params.setdefault(module, {})[parameter] = array
     tokenizer = None
     if sizes.num_tokens is not None:
-        tokenizer = found.read_tokenizer(sizes.num_tokens)
+        tokenizer = origin.read_tokenizer(sizes.num_tokens)
     is_read = isinstance(tokenizer, tokenization.Pretrained)
     if is_read and (beyond := tokenizer.out_of_range):
         _logger.warning(
-            f"{found.name} has a tokenizer of {beyond[-1] + 1} tokens, and a model of "
+            f"{origin.name} has a tokenizer of {beyond[-1] + 1} tokens, and a model of "
             f"{sizes.num_tokens}: texts that need one of the others, as "
             f"{tokenizer.label(beyond[0])!r}, are refused."
         )
@@ -167,7 +167,7 @@ def _read_own(ours: Mapping[str, Any]) -> tuple[models.ModelConfig, Sizes]:
 
 
 def named(
-    family: name_tables.Family, found: sources.Source
+    family: name_tables.Family, source: sources.Source
 ) -> dict[str, arrays.Stored]:
     """Collects the arrays of a file, except buffers, by the names that rows have."""
     of_heads = {
@@ -175,8 +175,8 @@ def named(
     }
     of_heads |= {name for head in family.heads for name in head.copies}
     result: dict[str, arrays.Stored] = {}
-    has_prefix = any(name.startswith(family.prefix) for name in found.arrays)
-    for name, array in found.arrays.items():
+    has_prefix = any(name.startswith(family.prefix) for name in source.arrays)
+    for name, array in source.arrays.items():
         if name.endswith(family.buffers):
             continue
         for before, after in family.renamed.items():
@@ -184,7 +184,7 @@ def named(
         if not has_prefix and name not in of_heads:
             name = family.prefix + name
         if name in result:
-            raise checks.ConfigError(f"{found.name} has {name} under two names.")
+            raise checks.ConfigError(f"{source.name} has {name} under two names.")
         result[name] = array
     return result
 
@@ -244,13 +244,13 @@ def rows_of(
     names: Collection[str],
 ) -> Iterator[name_tables.Row]:
     """Yields the rows of a model with parameters of these names, with whole names."""
-    wanted = set(names)
+    missing = set(names)
     for each in name_tables.all_rows(family, head, config.num_layers):
-        if wanted.issuperset(each.ours):
-            wanted -= set(each.ours)
+        if missing.issuperset(each.ours):
+            missing -= set(each.ours)
             yield each
-    if wanted:
-        raise RuntimeError(f"{family.name} has no row for {sorted(wanted)}.")
+    if missing:
+        raise RuntimeError(f"{family.name} has no row for {sorted(missing)}.")
 
 
 def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
@@ -258,10 +258,10 @@ def shapes(config: models.ModelConfig, sizes: Sizes) -> Any:
     model = models.build(config, **sizes._asdict())
     if model.scanned is not None and config.num_layers > 1:
         # The layers are alike, and one is traced for all.
-        found = shapes(config.replace(num_layers=1), sizes)
-        parts = [(anatomy.layer_of(module), module) for module in found]
+        one_layer = shapes(config.replace(num_layers=1), sizes)
+        parts = [(anatomy.layer_of(module), module) for module in one_layer]
         return {
-            module if layer is None else str(layer._replace(index=i)): found[module]
+            module if layer is None else str(layer._replace(index=i)): one_layer[module]
             for layer, module in parts
             for i in range(1 if layer is None else config.num_layers)
         }
@@ -295,7 +295,7 @@ def _drop_copies(
 
 
 def _check_names(
-    found: sources.Source,
+    source: sources.Source,
     head: name_tables.OutputHead,
     needed: set[str],
     stored: Mapping[str, arrays.Stored],
@@ -306,16 +306,16 @@ def _check_names(
     unknown = [name for name in unused if name not in left_out]
     if differ := checks.lacks_and_has(sorted(missing), unknown):
         raise checks.ConfigError(
-            f"{found.name} does not hold the arrays of its config.json:\n{differ}."
+            f"{source.name} does not hold the arrays of its config.json:\n{differ}."
         )
     if left_out:
         _logger.warning(
-            f"{found.name}: {head.architecture} leaves out {checks.listed(left_out)}."
+            f"{source.name}: {head.architecture} leaves out {checks.listed(left_out)}."
         )
 
 
 def _check_shapes(
-    found: sources.Source,
+    source: sources.Source,
     row: name_tables.Row,
     expected: Mapping[str, Any],
     stored: Mapping[str, arrays.Stored],
@@ -330,6 +330,6 @@ def _check_shapes(
         if [x.shape for x in row.change.to_theirs(zeros)] == theirs:
             return
     raise checks.ConfigError(
-        f"{found.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, which "
-        f"does not fit the {str(ours)[1:-1]} that its config.json needs."
+        f"{source.name} has {', '.join(row.theirs)} of shape {str(theirs)[1:-1]}, "
+        f"which does not fit the {str(ours)[1:-1]} that its config.json needs."
     )

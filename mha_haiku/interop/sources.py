@@ -146,23 +146,23 @@ def _in_package(name: str) -> Path:
     """Finds the only model among the files of an installed package; runs no code."""
     files = _files_of_package(name)
     folders = {file.parent for file in files if file.name == _CONFIG}
-    found = {file for file in files if file.suffix == ".gguf"}
+    places = {file for file in files if file.suffix == ".gguf"}
     stored = {file.parent for file in files if file.name in (_WEIGHTS, _INDEX)}
-    found |= stored & folders
-    if not found:
+    places |= stored & folders
+    if not places:
         # Pickled files without a config.json are other data.
         _refuse_pickled([file for file in files if file.parent in folders])
         raise checks.ConfigError(
             f"The package {name!r} has no model: neither config.json next to "
             "model.safetensors, nor a .gguf file."
         )
-    if len(found) > 1:
-        names = checks.listed(sorted(map(str, found)))
+    if len(places) > 1:
+        names = checks.listed(sorted(map(str, places)))
         raise checks.ConfigError(
-            f"The package {name!r} has {len(found)} models; give the path of one: "
+            f"The package {name!r} has {len(places)} models; give the path of one: "
             f"{names}."
         )
-    return found.pop()
+    return places.pop()
 
 
 def _files_of_package(name: str) -> list[Path]:

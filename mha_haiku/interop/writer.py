@@ -125,10 +125,10 @@ def _as_loaded(
       ConfigError: If the model is no longer the one that its config.json describes.
     """
     family, head, read, sizes = _loaded(config)
-    ours, wanted = _meaning(config), _meaning(read)
+    ours, of_read = _meaning(config), _meaning(read)
     differing = [
         f"{name} = {ours[name]!r} for {x!r}"
-        for name, x in wanted.items()
+        for name, x in of_read.items()
         if ours[name] != x
     ]
     if differing:
@@ -186,14 +186,14 @@ def _loaded(config: models.ModelConfig) -> tuple:
 def _meaning(config: models.ModelConfig) -> dict[str, Any]:
     """Returns the fields that a config.json tells, with numbers for their defaults."""
     size = models.key_size(config)
-    said = fields.flattened(config.to_json()) | {
+    meaning = fields.flattened(config.to_json()) | {
         "attention.key_size": size,
         "attention.num_key_value_heads": (
             config.attention.num_key_value_heads or config.attention.num_heads
         ),
         "attention.scale": config.attention.scale or size**-0.5,
     }
-    return {name: x for name, x in said.items() if name not in _FREE}
+    return {name: x for name, x in meaning.items() if name not in _FREE}
 
 
 def _with_all_heads(
@@ -203,11 +203,11 @@ def _with_all_heads(
     before, after = models.heads_of_layers(config), models.heads_of_layers(whole)
     result: dict[str, dict[str, np.ndarray]] = {}
     shapes = loader.shapes(whole, sizes)
-    for module, name, wanted in hk.data_structures.traverse(shapes):
+    for module, name, shape in hk.data_structures.traverse(shapes):
         leaf = params.get(module, {}).get(name)
         part, axis = models.part_of(whole, module), anatomy.axis_of(module, name)
         if leaf is None:  # of a layer whose heads are all gone
-            leaf = np.zeros(wanted.shape, wanted.dtype)
+            leaf = np.zeros(shape.shape, shape.dtype)
         elif part is not None and axis is not None:
             kinds = {anatomy.HEADS: "names", anatomy.KEY_VALUE_HEADS: "key_value_names"}
             if names := kinds.get(axis.holds):

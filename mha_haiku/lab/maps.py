@@ -85,12 +85,19 @@ def known(
       pictures: `[B..., S]` booleans, keys that are image tokens.
       lengths: Numbers of valid keys. Defaults to all keys.
     """
-    found = attention_map.statistics(tokens=tokens, positions=separators)
+    numbers_of_map = attention_map.statistics(tokens=tokens, positions=separators)
     evidence = heads.role_evidence(
-        attention_map, found, kind, tokens=tokens, lengths=lengths, pictures=pictures
+        attention_map,
+        numbers_of_map,
+        kind,
+        tokens=tokens,
+        lengths=lengths,
+        pictures=pictures,
     )
     places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
-    numbers, places = _flat((statistics.per_head(found), places), attention_map)
+    numbers, places = _flat(
+        (statistics.per_head(numbers_of_map), places), attention_map
+    )
     if "on_image" in evidence:
         share, has_words = jnp.moveaxis(evidence["on_image"], -1, 0)
         numbers["on_image"] = jnp.where(has_words > 0, share, jnp.nan)
@@ -125,9 +132,9 @@ def see(
             seen = known(attention_map, **options)
     elif has_numbers:
         tokens = options.get("tokens")
-        found = attention_map.statistics(pooled=pooled, tokens=tokens)
-        weights = found.pooled
-        seen = Seen(_flat(statistics.per_head(found), attention_map), {})
+        numbers_of_map = attention_map.statistics(pooled=pooled, tokens=tokens)
+        weights = numbers_of_map.pooled
+        seen = Seen(_flat(statistics.per_head(numbers_of_map), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
     origin, masked = attention_map.weighting.origin, None
@@ -210,8 +217,10 @@ def joined(
     weights = [x for example in filled for x in example.weights]
     are_shares = all(((x >= 0) & (x <= 1)).all() for x in weights)
     if all(layer_seen.evidence for layer_seen in seen):
-        found = roles(seen).columns
-        numbers |= {name: found[name] for name in (ROLE, OFFSET) if name in found}
+        role_columns = roles(seen).columns
+        numbers |= {
+            name: role_columns[name] for name in (ROLE, OFFSET) if name in role_columns
+        }
     return MapSet(
         name, tuple(layers), tuple(filled), step, numbers, are_shares=are_shares
     )
@@ -235,8 +244,8 @@ def _filled(
             # One for all heads where they have the same, even if known only by head.
             hidden = hidden[0] if (hidden == hidden[:1]).all() else hidden
             # The same array where layers have the same mask, which is stored once then.
-            known = (x for x in masked if x is not None and np.array_equal(x, hidden))
-            hidden = next(known, hidden)
+            equal = (x for x in masked if x is not None and np.array_equal(x, hidden))
+            hidden = next(equal, hidden)
         masked.append(hidden)
     return example._replace(weights=tuple(weights), masked=tuple(masked))
 
@@ -248,7 +257,7 @@ def roles(of_layers: Sequence[Seen], **options: Any) -> heads.Heads:
 
 
 def map_set(
-    found: text_maps.TextMaps,
+    texts: text_maps.TextMaps,
     *,
     layers: Sequence[int] | None = None,
     only: int | None = None,
@@ -262,15 +271,15 @@ def map_set(
     `only` is the index of one example; by default all layers, the first examples.
     Without `has_numbers` there are no statistics, which take a second.
     """
-    pairs = list(text_maps.layers_of(found.maps).items())
+    pairs = list(text_maps.layers_of(texts.maps).items())
     # The last: with a decoder that is a cross map, which has both texts.
     last, (*batch_shape, _, num_queries, num_keys) = pairs[-1][0], pairs[-1][1].shape
     count = math.prod(batch_shape)
-    queries = text_maps.texts("tokens", found.tokens, count, num_queries)
-    keys = text_maps.texts("key_tokens", found.key_tokens, count, num_keys)
+    queries = text_maps.texts("tokens", texts.tokens, count, num_queries)
+    keys = text_maps.texts("key_tokens", texts.key_tokens, count, num_keys)
     if not keys and num_queries == num_keys:
         keys = queries
-    has_text = found.sides or not found.images
+    has_text = texts.sides or not texts.images
     has_ids = has_numbers and queries and queries == keys and has_text
     if layers is not None:
         pairs = [pairs[i] for i in layers]
@@ -281,28 +290,28 @@ def map_set(
         marks["tokens"] = text_maps.token_ids(queries, batch_shape)
         # A head that attends to the first position has another role.
         told = {"separators": (labels.is_special, 1)}
-        told |= {"pictures": (labels.is_of_image,)} if found.sides else {}
+        told |= {"pictures": (labels.is_of_image,)} if texts.sides else {}
         for key, which in told.items():
             marks[key] = text_maps.marked(keys, batch_shape, *which)
-    chosen = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
+    rows = list(range(min(count, _MOST_EXAMPLES))) if only is None else [only]
     seen = []
     for layer, attention_map in pairs:
         options = {"bins": bins, "has_numbers": has_numbers}
-        options |= marks if not found.sides or layer.kind == last.kind else {}
+        options |= marks if not texts.sides or layer.kind == last.kind else {}
         options["kind"] = "cross" if layer.kind.endswith("cross") else layer.kind
         # Of several parts of a picture the last one, which is the whole.
         total = math.prod(attention_map.shape[:-3])
-        places = (np.array(chosen) + 1) * max(1, total // count) - 1
+        places = (np.array(rows) + 1) * max(1, total // count) - 1
         options["examples"] = np.minimum(places, total - 1)
         # Each is on the host before the next is read.
         seen.append(jax.device_get(see_alone(attention_map, **options)))
-    examples, has_kinds = [], any(x.kind for x, _ in pairs) and not found.sides
-    for n in chosen:
+    examples, has_kinds = [], any(x.kind for x, _ in pairs) and not texts.sides
+    for n in rows:
         place = ", ".join(map(str, np.unravel_index(n, batch_shape or (1,))))
         of_keys = keys[n] if keys else [""] * num_keys
         of_queries = queries[n] if queries else [""] * num_queries
         text = labels.beginning(of_queries if has_kinds else of_keys, _LONGEST_NAME)
-        own = {} if has_kinds else {"kinds": _kinds(found.sides, n, bins)}
+        own = {} if has_kinds else {"kinds": _kinds(texts.sides, n, bins)}
         examples.append(
             example(
                 f"example {place}" + (f": {text}" if text and count > 1 else ""),
@@ -310,14 +319,14 @@ def map_set(
                 of_queries,
                 has_kinds=has_kinds,
                 bins=bins,
-                images=found.images[n] if found.images else None,
+                images=texts.images[n] if texts.images else None,
                 **own,
             )
         )
     whole = joined(name, [layer for layer, _ in pairs], seen, examples)
-    columns = {**whole.columns, **found.columns}
-    whole = dataclasses.replace(whole, columns=columns, missing=found.missing)
-    return with_why(whole, found.why) if found.why and only is None else whole
+    columns = {**whole.columns, **texts.columns}
+    whole = dataclasses.replace(whole, columns=columns, missing=texts.missing)
+    return with_why(whole, texts.why) if texts.why and only is None else whole
 
 
 def _kinds(
@@ -376,7 +385,9 @@ def examples_of(
         places = [(n, t) for t in range(1 if whole else lengths[-1])]
         sides = ("",) if len(sizes) == 1 else ("source ", "target ")
         padded = zip(sides, sizes, lengths, strict=True)
-        said = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
+        cut_sides = [
+            f"its last {x - y} {side}positions" for side, x, y in padded if x > y
+        ]
         images = task.images(row)
         examples.append(
             example(
@@ -386,7 +397,7 @@ def examples_of(
                 lengths=lengths,
                 bins=bins,
                 alignment=None if alignment is None else alignment[n],
-                note=f"{' and '.join(said)} are padding" if said else "",
+                note=f"{' and '.join(cut_sides)} are padding" if cut_sides else "",
                 answers=Answers(
                     tuple(target(*x) for x in places),
                     tuple(likeliest(*x) for x in places),
@@ -460,7 +471,7 @@ def _said(verb: str, axis: Axis) -> tuple[str, ...]:
     return tuple(f"{verb} “{labels.visible(x)}”" if x else "" for x in axis.tokens)
 
 
-def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
+def with_why(record: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
     """Adds to the first example why its heads look where they do."""
     cells, scores, pairs, terms = [], [], [], []
     for each in why:
@@ -473,6 +484,6 @@ def with_why(shown: MapSet, why: Sequence[heads.why.Cells]) -> MapSet:
             pairs.append(each.pairs[part][h, r])
             terms.append(each.terms[part][h, r])
     arrays = map(np.concatenate, (cells, scores, pairs, terms))
-    first, *others = shown.examples
+    first, *others = record.examples
     first = first._replace(why=Why(tuple(map(str, why[0].components)), *arrays))
-    return dataclasses.replace(shown, examples=(first, *others))
+    return dataclasses.replace(record, examples=(first, *others))

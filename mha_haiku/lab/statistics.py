@@ -59,20 +59,20 @@ def summary(
                 row[list(places)] = mean(layer[name])
         return rows
 
-    given = dict.fromkeys(name for layer in statistics for name in layer)
-    known = attention.STATISTICS
-    found = {}
+    all_names = dict.fromkeys(name for layer in statistics for name in layer)
+    registered = attention.STATISTICS
+    result = {}
     for name in [
-        *(x for x in given if x not in known),
-        *(x for x in known if x in given),
+        *(x for x in all_names if x not in registered),
+        *(x for x in registered if x in all_names),
     ]:
-        entry = known.get(name)
+        entry = registered.get(name)
         unit = entry.unit if entry else "" if name in names else alignment.UNIT
         label = alignment.label(name) if entry is None else entry.label
         mean, error = (over_layers(x, name) for x in (means.mean, means.standard_error))
         name, label = names.get(name, (name, label))
-        found[name] = Column(mean, unit, label, error)
-    return found
+        result[name] = Column(mean, unit, label, error)
+    return result
 
 
 def heads_of(statistics: attention.Statistics) -> Heads:
@@ -90,10 +90,10 @@ def heads_of(statistics: attention.Statistics) -> Heads:
                 is_seen = np.asarray(statistics.largest_weight) != 0
                 means[name] = np.max(values, -1, where=is_seen, initial=-np.inf)
     means = dataclasses.replace(statistics, values=statistics.values | means)
-    found = per_head(means) | {"num_queries": count}
+    columns = per_head(means) | {"num_queries": count}
     num_heads = count.shape[-1]
     layer = {
-        name: np.reshape(values, (-1, num_heads)) for name, values in found.items()
+        name: np.reshape(values, (-1, num_heads)) for name, values in columns.items()
     }
     examples = math.prod(count.shape[:-1])
     over = "" if examples == 1 else f", means over {examples} examples"

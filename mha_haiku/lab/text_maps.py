@@ -147,7 +147,7 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
         else [layer.name for layer in Layer.of_kinds(kinds, [()] * len(kinds))]
     )
     value = value.values() if named else value
-    found = {}
+    result = {}
     for name, kind, attention_map in zip(names, kinds, value, strict=True):
         if not isinstance(attention_map, attention.AttentionMap):
             raise TypeError(
@@ -159,14 +159,14 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
                 "maps must be known to be shown, got one that is traced: "
                 f"{attention_map!r}; return it from the compiled function."
             )
-        found[Layer(name, tuple(map(str, range(attention_map.shape[-3]))), kind)] = (
+        result[Layer(name, tuple(map(str, range(attention_map.shape[-3]))), kind)] = (
             attention_map
         )
     for kind in dict.fromkeys(kinds):
-        check_sizes({x.name: y for x, y in found.items() if x.kind == kind})
-        if not any(x.heads for x in found if x.kind == kind):
+        check_sizes({x.name: y for x, y in result.items() if x.kind == kind})
+        if not any(x.heads for x in result if x.kind == kind):
             raise ValueError("maps must have heads, got none in any of them.")
-    return found
+    return result
 
 
 def _by_size(kinds: Sequence[str], maps: Sequence[Any]) -> list[str]:

@@ -188,11 +188,11 @@ class Heads(Result):
         return dataclasses.replace(self, layers=layers)
 
     def __repr__(self) -> str:
-        said = [display.count(len(self.layers), "layer")]
-        said += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
+        parts = [display.count(len(self.layers), "layer")]
+        parts += [self._said(*pair) for pair in [*self.columns.items()][:_MOST_SAID]]
         if more := [*self.columns][_MOST_SAID:]:
-            said.append(f"also {', '.join(more)}")
-        return f"Heads({self.title!r}: {'; '.join(said)})"
+            parts.append(f"also {', '.join(more)}")
+        return f"Heads({self.title!r}: {'; '.join(parts)})"
 
     def _said(self, name: str, column: Column) -> str:
         if column.names is not None:

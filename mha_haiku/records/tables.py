@@ -54,13 +54,13 @@ class Table(NamedTuple):
             return f"{self._replace(rows=self.rows[:count]).text(width)}\n{rest}"
         keys, others = self.columns[: self.num_keys], self.columns[self.num_keys :]
         keys = [self._aligned(column) for column in keys]
-        taken = sum(len(lines[0]) for lines in keys)
-        blocks, room = [[*keys]], width - taken
+        width_of_keys = sum(len(lines[0]) for lines in keys)
+        blocks, room = [[*keys]], width - width_of_keys
         for lines in map(self._aligned, others):
             size = len(lines[0])
             if size > room and len(blocks[-1]) > len(keys):
                 blocks.append([*keys])
-                room = width - taken
+                room = width - width_of_keys
             blocks[-1].append(lines)
             room -= size
         return "\n\n".join(map(_joined, blocks))

@@ -140,8 +140,8 @@ def observed(
     if model.config and len(parts) == len(models.heads_of_layers(model.config)):
         # Of scanned layers all at once.
         at = model_runs.by_kind(function, model)
-    output, found = model_runs.look(model, params, example, at)
-    return output, [found[f"{x.path}/map".removeprefix("/")] for x in parts]
+    output, values = model_runs.look(model, params, example, at)
+    return output, [values[f"{x.path}/map".removeprefix("/")] for x in parts]
 
 
 def held_out(subject: RunSubject, indices: Sequence[int]) -> tasks.Example:
@@ -331,16 +331,16 @@ def metric_name(subject: Subject, name: str | None = None) -> str | None:
             refuse(subject, f"metric {name!r}", "has its own metric")
         return None
     task = subject.task
-    known = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
+    names = (*task.metrics, *(["exact_match"] if task.counts_exact else []))
     with checks.user_mistakes():
-        checks.choice("metric", name or known[0], METRICS)
-    if name and name not in known:
+        checks.choice("metric", name or names[0], METRICS)
+    if name and name not in names:
         raise ConfigError(
-            f"metric must be {' or '.join(known)} for the task {task.name}, which "
-            f"has no {'whole answers' if 'loss' in known else 'targets'}, got "
+            f"metric must be {' or '.join(names)} for the task {task.name}, which "
+            f"has no {'whole answers' if 'loss' in names else 'targets'}, got "
             f"{name!r}."
         )
-    return name or known[0]
+    return name or names[0]
 
 
 def ablation_value(subject: Subject, name: str, examples: Any) -> heads.AblationValue:

@@ -18,7 +18,7 @@ from mha_haiku.training.tasks import tokenization
 _NO_LABEL = -100  # in transformers, where no target counts
 
 
-def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
+def batch_of(subject: Subject, inputs: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch of inputs; also returns whether they were one example.
 
     They are a text or a list of texts, token ids `[T]` or `[B, T]`, features
@@ -31,23 +31,23 @@ def batch_of(subject: Subject, given: Any) -> tuple[tasks.Example, bool]:
       ValueError: If the model has no row for a token, or also needs a target.
     """
     needs_target = subject.task is not None and subject.task.target_length is not None
-    if needs_target and not isinstance(given, tasks.Example):
+    if needs_target and not isinstance(inputs, tasks.Example):
         raise ValueError(
             "inputs must be a batch of examples for a model with a decoder, which "
             "reads a target too; examples(count) gives some."
         )
     codec, is_one = subject.codec, False
-    if isinstance(given, tasks.Example):
-        batch = given
-    elif isinstance(given, Mapping):
+    if isinstance(inputs, tasks.Example):
+        batch = inputs
+    elif isinstance(inputs, Mapping):
         config = subject.model.config
         if config is not None:
             codec = codec._replace(predicts_next=config.family == "causal")
-        batch = _of_mapping(codec, given)
+        batch = _of_mapping(codec, inputs)
     elif codec.has_decoder:
-        batch, is_one = _of_pair(codec, given)
+        batch, is_one = _of_pair(codec, inputs)
     else:
-        batch, is_one = _batch(codec, given)
+        batch, is_one = _batch(codec, inputs)
     model_runs.check_tokens(subject.model, subject.params, batch)
     codec.check(batch)
     batch = codec.bound(batch)
@@ -75,7 +75,7 @@ def compared_with_torch(
 
 
 def batches(
-    subject: Subject, given: Any, *, targets: bool, required: bool = True
+    subject: Subject, inputs: Any, *, targets: bool, required: bool = True
 ) -> list[tasks.Example]:
     """Makes batches of inputs, with the next tokens as targets if `targets`.
 
@@ -83,19 +83,21 @@ def batches(
     examples are not changed, and labels stay targets. Only models that know
     lengths get padding: another function gets one text at a time if lengths differ.
     """
-    if not (hasattr(given, "shape") or isinstance(given, Mapping | Sequence)):
-        given = list(given)  # it may be gone through only once
+    if not (hasattr(inputs, "shape") or isinstance(inputs, Mapping | Sequence)):
+        inputs = list(inputs)  # it may be gone through only once
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
-    first: Any = given[0] if isinstance(given, list) and given else None
+    first: Any = inputs[0] if isinstance(inputs, list) and inputs else None
     if isinstance(first, kinds) or np.ndim(first) > 1:
-        found = (batches(subject, x, targets=targets, required=required) for x in given)
-        return [batch for each in found for batch in each]
-    batch, _ = batch_of(subject, given)
-    if isinstance(given, tasks.Example):
+        result = (
+            batches(subject, x, targets=targets, required=required) for x in inputs
+        )
+        return [batch for each in result for batch in each]
+    batch, _ = batch_of(subject, inputs)
+    if isinstance(inputs, tasks.Example):
         return [batch]
-    has_labels = isinstance(given, Mapping) and (
-        _has_labels(subject.codec, given)
-        or ("labels" in given and subject.codec.takes_labels)
+    has_labels = isinstance(inputs, Mapping) and (
+        _has_labels(subject.codec, inputs)
+        or ("labels" in inputs and subject.codec.takes_labels)
     )
     if targets and batch.decoder_inputs is None and not has_labels:
         hides = subject.codec.mask_probability > 0
@@ -177,9 +179,9 @@ def _with_hidden_tokens(subject: Subject, batch: tasks.Example) -> tasks.Example
     )
 
 
-def one(subject: Subject, given: Any) -> tasks.Example:
+def one(subject: Subject, inputs: Any) -> tasks.Example:
     """Makes a batch of one example."""
-    batch = batch_of(subject, given)[0]
+    batch = batch_of(subject, inputs)[0]
     if len(batch.inputs) != 1:
         raise ValueError(
             f"inputs must be one text or one row, got {len(batch.inputs)}."
@@ -197,12 +199,12 @@ def labels(
     """
     task, label = subject.task, subject.codec.label
     if batch.decoder_inputs is None or task is None:
-        given = batch.inputs, batch.decoder_inputs
+        inputs_of_sides = batch.inputs, batch.decoder_inputs
         sources, targets = (
             tuple(tuple(map(label, row)) for row in np.asarray(x).tolist())
             if x is not None and np.ndim(x) == 2
             else ()
-            for x in given
+            for x in inputs_of_sides
         )
         if batch.decoder_inputs is None:
             return sources, sources
@@ -216,15 +218,15 @@ def labels(
     return sides.get(kind, ((), ()))
 
 
-def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Example:
+def _of_mapping(codec: encoding.Codec, inputs: Mapping[str, Any]) -> tasks.Example:
     """Makes a batch of a function's keywords.
 
     A mask of padding at the end becomes lengths, unless the function names the mask.
     Labels become targets, whose loss the function itself should not compute; a decoder
     reads them if its inputs are not given.
     """
-    others = {name: np.asarray(x) for name, x in given.items()}
-    labels = others["labels"] if _has_labels(codec, given) else None
+    others = {name: np.asarray(x) for name, x in inputs.items()}
+    labels = others["labels"] if _has_labels(codec, inputs) else None
     if labels is not None and not codec.takes_labels:
         del others["labels"]
     name = next((name for name in codec.names if name in others), None)
@@ -250,9 +252,9 @@ def _of_mapping(codec: encoding.Codec, given: Mapping[str, Any]) -> tasks.Exampl
     return batch._replace(weights=batch.weights * np.asarray(counted))
 
 
-def _has_labels(codec: encoding.Codec, given: Mapping[str, Any]) -> bool:
+def _has_labels(codec: encoding.Codec, inputs: Mapping[str, Any]) -> bool:
     """Checks whether a mapping has classes `[B, T]` or `[B]` that no input is."""
-    labels = np.asarray(given.get("labels"))
+    labels = np.asarray(inputs.get("labels"))
     are_classes = labels.ndim in (1, 2) and np.issubdtype(labels.dtype, np.integer)
     return are_classes and "labels" not in codec.parameters
 
@@ -308,14 +310,14 @@ def _ends(valid: np.ndarray) -> np.ndarray | None:
     return lengths if is_padding else None
 
 
-def _of_pair(codec: encoding.Codec, given: Any) -> tuple[tasks.Example, bool]:
+def _of_pair(codec: encoding.Codec, inputs: Any) -> tuple[tasks.Example, bool]:
     """Makes a batch of a source and the target that a decoder should write."""
-    if not isinstance(given, tuple) or len(given) != 2 or codec.start is None:
+    if not isinstance(inputs, tuple) or len(inputs) != 2 or codec.start is None:
         raise ValueError(
             "inputs must be a tuple of source and target, or a mapping with "
             "decoder_input_ids, for a model with a decoder."
         )
-    (source, is_one), (target, _) = (_batch(codec, each) for each in given)
+    (source, is_one), (target, _) = (_batch(codec, each) for each in inputs)
     tokens, lengths = target.inputs, target.lengths
     if tokens.ndim != 2 or len(tokens) != len(source.inputs):
         raise ValueError(

@@ -13,9 +13,9 @@ from mha_haiku.training import tasks
 from mha_haiku.training.tasks import tokenization
 
 
-def _refuse(wanted: str, given: Any) -> Any:
+def _refuse(needed: str, inputs: Any) -> Any:
     raise ValueError(
-        f"{wanted}, got {given!r}: the model has no tokenizer.\n"
+        f"{needed}, got {inputs!r}: the model has no tokenizer.\n"
         "mh.wrap(function, params, tokenizer=...) gives it one."
     )
 
@@ -80,14 +80,14 @@ class Codec(NamedTuple):
 
         def inputs(text: str) -> dict[str, np.ndarray]:
             options = {"return_tensors": "pt", "images": _picture(image)}
-            found = dict(read(text=text, **options))
-            found.pop("labels", None)  # of PaliGemma, which count nowhere
-            return {name: np.asarray(x) for name, x in found.items()}
+            result = dict(read(text=text, **options))
+            result.pop("labels", None)  # of PaliGemma, which count nowhere
+            return {name: np.asarray(x) for name, x in result.items()}
 
         try:
-            found = inputs(text)
-            if np.isin(found["input_ids"], self.image_tokens).any():
-                return found
+            encoded = inputs(text)
+            if np.isin(encoded["input_ids"], self.image_tokens).any():
+                return encoded
         except ValueError:  # of some processors, where no place is named
             pass
         start, end = (getattr(read, f"vision_{x}_token", "") for x in ("start", "end"))

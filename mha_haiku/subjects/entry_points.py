@@ -64,14 +64,14 @@ def load(
         return Subject.of_folder(path, step, trust=trust)
     if step is not None:
         raise ValueError(f"step must be None: {name} is not a run, got {step!r}.")
-    found = sources.find(source)
+    origin = sources.find(source)
     if name.startswith(sources.PACKAGE):  # packages have names of their own
-        name = found.title
-    loaded = torch_modules.load(found, dtype=dtype)
+        name = origin.title
+    loaded = torch_modules.load(origin, dtype=dtype)
     if loaded is not None:
         module, tokenizer = loaded
         return wrap(module, tokenizer=tokenizer, name=name, check=check)
-    imported = interop.load(found, dtype=dtype)
+    imported = interop.load(origin, dtype=dtype)
     try:
         run = imported_runs.in_memory(imported, name)
     except checks.ConfigError:  # there is no task
@@ -233,13 +233,13 @@ def wrap(
     arrays = jax.tree.map(lambda x: x if sites.is_array(x) else None, params)
 
     @functools.wraps(function)
-    def of_arrays(arrays: Any, inputs: Any, **given: Any) -> Any:
-        if not takes_lengths and {"lengths", "decoder_lengths"} & given.keys():
+    def of_arrays(arrays: Any, inputs: Any, **options: Any) -> Any:
+        if not takes_lengths and {"lengths", "decoder_lengths"} & options.keys():
             raise ValueError(
                 f"inputs must be of one length each call: {model.description} takes no "
                 "lengths=, by which padding is known."
             )
-        return function(merged(params, arrays), inputs, **given)
+        return function(merged(params, arrays), inputs, **options)
 
     model = models.of_function(of_arrays)
     subject = Subject(

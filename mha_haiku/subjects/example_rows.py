@@ -26,12 +26,12 @@ def some_tokens(codec: encoding.Codec) -> tasks.Example:
     return batch._replace(decoder_inputs=tokens) if codec.has_decoder else batch
 
 
-def taken(batch: tasks.Example, chosen: Any) -> tasks.Example:
+def taken(batch: tasks.Example, rows: Any) -> tasks.Example:
     """Takes examples of a batch by indices; arrays without an axis of them stay."""
     count = len(batch.inputs)
 
     def take(x: Any) -> Any:
-        return x[chosen] if np.ndim(x) and len(x) == count else x
+        return x[rows] if np.ndim(x) and len(x) == count else x
 
     return jax.tree.map(take, batch)
 

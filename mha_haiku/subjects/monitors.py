@@ -130,9 +130,9 @@ class Monitor:
         with contextlib.suppress(TypeError, ValueError):
             leaves, program = traced, self._program(tree, _types(traced))
         program = self._program(tree, _types(leaves))
-        output, changed, found = program([x for x in leaves if sites.is_array(x)])
+        output, changed, numbers = program([x for x in leaves if sites.is_array(x)])
         _update((args, kwargs), tree, leaves, changed)
-        self._record(number, self._heads(number, found))
+        self._record(number, self._heads(number, numbers))
         return output
 
     def _compiled(self, tree: Any, types: tuple) -> Callable:
@@ -158,17 +158,17 @@ class Monitor:
             args, kwargs = jax.tree.unflatten(tree, filled)
             padding = self._padding and self._padding(*args, **kwargs)
             read = functools.partial(self._read, padding)
-            output, found = sites.look(step, dict.fromkeys(self._at, read))(*arrays)
-            found = {x: y for x, y in found.items() if _AGAIN not in x}
+            output, numbers = sites.look(step, dict.fromkeys(self._at, read))(*arrays)
+            numbers = {x: y for x, y in numbers.items() if _AGAIN not in x}
             # Not returned as a dict, which programs sort: layer 10 before layer 2.
-            layers[:] = [name.removesuffix("/map") for name in found]
-            return output, [_of_heads(*measured) for measured in found.values()]
+            layers[:] = [name.removesuffix("/map") for name in numbers]
+            return output, [_of_heads(*measured) for measured in numbers.values()]
 
         program = jax.jit(observed, donate_argnums=donated)
 
         def run(arrays: list) -> tuple[Any, list, dict[str, dict]]:
-            outputs, found = program(*arrays)
-            return *whole(outputs), dict(zip(layers, found, strict=True))
+            outputs, numbers = program(*arrays)
+            return *whole(outputs), dict(zip(layers, numbers, strict=True))
 
         return run
 
@@ -181,21 +181,21 @@ class Monitor:
             options["positions"] = padding
             if num_queries == num_keys:
                 options["counted"] = ~padding
-        found = map_.statistics(**options)
-        values = {**found.values, "padding": found.chosen_positions}
+        statistics = map_.statistics(**options)
+        values = {**statistics.values, "padding": statistics.chosen_positions}
         values |= {x: y(map_) for x, y in self._statistics.items() if callable(y)}
         values = {x: y for x in self._statistics if (y := values.get(x)) is not None}
-        return values, found.values["num_queries"]
+        return values, statistics.values["num_queries"]
 
-    def _heads(self, step: int, found: dict[str, dict[str, jax.Array]]) -> Heads:
-        rows = [*jax.device_get(found).values()]
+    def _heads(self, step: int, numbers: dict[str, dict[str, jax.Array]]) -> Heads:
+        rows = [*jax.device_get(numbers).values()]
         heads = [range(next(iter(row.values())).size) for row in rows]
         functions = [x for x, y in self._statistics.items() if callable(y)]
         names = {x: (x, x) for x in functions} | _PADDING
         columns = summary(rows, heads, names=names)
         layers = tuple(
             Layer.of_model("", i, i, row)._replace(name=name)
-            for i, (name, row) in enumerate(zip(found, heads, strict=True))
+            for i, (name, row) in enumerate(zip(numbers, heads, strict=True))
         )
         return Heads(f"Heads at step {step:,}", layers, columns, step=step)
 

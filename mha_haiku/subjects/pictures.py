@@ -212,9 +212,9 @@ def plot(
             of_layers = text_maps.layers_of(all_maps.maps)
             count = math.prod(list(of_layers.values())[-1].shape[:-3])
             checks.integer_in("example", example, 0, count - 1)
-            chosen = _chosen_layers(list(of_layers), layer)
+            layers = _chosen_layers(list(of_layers), layer)
             whole = maps.map_set(
-                all_maps, layers=chosen, only=example, has_numbers=False
+                all_maps, layers=layers, only=example, has_numbers=False
             )
         elif _is_saved(what) or (has_own(what) and not _is_file(what)):
             if tokens is not None or key_tokens is not None:

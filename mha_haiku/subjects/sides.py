@@ -71,14 +71,14 @@ def _of_towers(
             row, images = _patches(pictures[:, -1], size, order)
         return (row or ("",) * size,) * len(batch.inputs), tuple(images)
 
-    found: dict[str, Side] = {}
+    by_kind: dict[str, Side] = {}
     for layer, map_ in layers.items():
         sizes = enumerate(map_.shape[-2:])
         (queries, _), (keys, images) = (of(layer.kind, *x) for x in sizes)
-        found.setdefault(layer.kind, Side(queries, keys, images))
-    last = found.pop([*layers][-1].kind)
+        by_kind.setdefault(layer.kind, Side(queries, keys, images))
+    last = by_kind.pop([*layers][-1].kind)
     keys = None if last.key_tokens == last.tokens else last.key_tokens
-    return dict(tokens=last.tokens, key_tokens=keys, images=last.images, sides=found)
+    return dict(tokens=last.tokens, key_tokens=keys, images=last.images, sides=by_kind)
 
 
 _BY_QUERIES = "qformer", "resampler"  # kinds
@@ -94,13 +94,17 @@ def _text_with_patches(
     """Names the image tokens of texts by their patches, and takes the patches."""
     are_images = np.isin(np.asarray(batch.inputs), subject.codec.image_tokens)
     rows, images = [], []
-    for row, is_image, shown in zip(tokens, are_images, pictures, strict=True):
+    for row, is_image, pictures_of_text in zip(
+        tokens, are_images, pictures, strict=True
+    ):
         at, row = np.flatnonzero(is_image), np.array(row, object)
         row[at] = [f"[image {i}]" for i in range(len(at))]
-        if are_patches and len(at) and len(at) % len(shown) == 0:
-            names, patches = _patches(shown, len(at) // len(shown), marks=(0,))
+        if are_patches and len(at) and len(at) % len(pictures_of_text) == 0:
+            names, patches = _patches(
+                pictures_of_text, len(at) // len(pictures_of_text), marks=(0,)
+            )
             if names:
-                row[at] = names * len(shown)
+                row[at] = names * len(pictures_of_text)
                 own = np.zeros((len(row), *patches.shape[2:]), np.uint8)
                 own[at] = patches.reshape(-1, *patches.shape[2:])
                 images.append(own)

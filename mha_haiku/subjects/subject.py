@@ -210,7 +210,7 @@ class Subject:
         """Changes values at sites of the model, see `mh.edit`."""
         return self.replace(model=self.model.edited(edits))
 
-    def ablated(self, *chosen: int | Sequence[Any]) -> Self:
+    def ablated(self, *layers_and_heads: int | Sequence[Any]) -> Self:
         """Ablates heads: (layer, head), ...; or one, by two numbers.
 
         A layer has its number in the model; of an encoder-decoder, and of a model with
@@ -220,11 +220,13 @@ class Subject:
           ValueError: If there is no such layer or head.
           TypeError: If an argument is no pair of a layer and a head.
         """
-        pairs: Any = chosen
-        if arguments.fits(chosen, tuple[Sequence[tuple[int, int]]]):  # a list of heads
-            pairs = chosen[0]
-        elif arguments.fits(chosen, tuple[int, int]):
-            pairs = [chosen]
+        pairs: Any = layers_and_heads
+        if arguments.fits(
+            layers_and_heads, tuple[Sequence[tuple[int, int]]]
+        ):  # a list of heads
+            pairs = layers_and_heads[0]
+        elif arguments.fits(layers_and_heads, tuple[int, int]):
+            pairs = [layers_and_heads]
         for pair in pairs:
             arguments.check("a head", pair, tuple[int, int])
         parts = parts_of(self)
@@ -305,8 +307,8 @@ def parts_of(subject: Subject, batch: tasks.Example | None = None) -> list[Part]
     """
     model = subject.model
     if model.config is not None:
-        known = models.heads_of_layers(model.config)
-        return [Part(x.path, x.kind, x.layer, x.names) for x in known]
+        heads_of_layers = models.heads_of_layers(model.config)
+        return [Part(x.path, x.kind, x.layer, x.names) for x in heads_of_layers]
     if batch is None and not subject.batches and subject.codec.image_tokens:
         why = "may read pictures, by layers of their own.\nPass examples to mh.wrap"
         refuse(subject, "counting heads", why)

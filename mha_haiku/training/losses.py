@@ -56,6 +56,6 @@ def sums(
     parts = [loss, jnp.where(correct, weights, 0), weights]
     if counts_exact:
         positions = tuple(range(1, counts.ndim))
-        asked = counts.any(positions)
-        parts += [asked & (correct | ~counts).all(positions), asked]
+        has_targets = counts.any(positions)
+        parts += [has_targets & (correct | ~counts).all(positions), has_targets]
     return Sums(*(x.sum(dtype=jnp.float32) for x in parts))

@@ -82,9 +82,9 @@ def loss_sums(
     is_training: bool,
 ) -> losses.Sums:
     """Sums loss, right answers and weights over a batch of examples."""
-    given = example.model_inputs()
-    inputs = given.pop("inputs")
-    output = model.apply(params, rng, inputs, **given, is_training=is_training)
+    arguments = example.model_inputs()
+    inputs = arguments.pop("inputs")
+    output = model.apply(params, rng, inputs, **arguments, is_training=is_training)
     logits: Any = output.logits  # never None: see `configuration.validate_for_task`
     if model.loss is not None:
         value = model.loss(output, example).astype(jnp.float32)

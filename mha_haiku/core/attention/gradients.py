@@ -103,12 +103,12 @@ def differentiable(forward: Callable, backward: Callable) -> Callable:
         def pull_back(
             arguments: tuple[Inputs], saved: tuple, is_wanted: tuple, cotangents: tuple
         ):
-            (inputs,), (wanted,) = arguments, is_wanted
+            (inputs,), (is_needed,) = arguments, is_wanted
             *results, saved = saved
             rows = _row_gradients(inputs, *results, *cotangents)
             # The gradient of the bias may be as large as the map, so it is computed
             # only where the bias is differentiated.
-            wants_bias = bool(jax.tree.leaves(wanted.weighting.bias))
+            wants_bias = bool(jax.tree.leaves(is_needed.weighting.bias))
             sums = backward(inputs, saved, rows, wants_bias, options)
             weighting = Weighting(
                 NO_GRADIENT, sums.bias, sums.score, origin=NO_GRADIENT

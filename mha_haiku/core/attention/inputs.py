@@ -76,12 +76,12 @@ class Weighting(NamedTuple):
                 stop = first_query + num_queries
             bias.check(tuple(batch_shape), num_heads, stop, num_keys)
             bias = bias.aligned(batch_ndim)
-        wanted = (*query.shape[:-1], value_size)
-        possible = (wanted, (*wanted[:-1], 1))
+        full = (*query.shape[:-1], value_size)
+        possible = (full, (*full[:-1], 1))
         if self.gates is not None and self.gates.shape not in possible:
             raise ValueError(
                 "gates must be [B..., T, H, 1] or [B..., T, H, V], of shape "
-                f"{possible[1]} or {wanted}, got {self.gates.shape}."
+                f"{possible[1]} or {full}, got {self.gates.shape}."
             )
         return self._replace(
             mask=self.mask.aligned(batch_ndim),

@@ -131,7 +131,7 @@ def _differentiable_backward(inputs: Inputs, cotangent: Array) -> tuple[Array, I
     return jnp.zeros_like(cotangent), *pullback(cotangent)
 
 
-_differentiable.defvjp(lambda *given: given, _differentiable_backward)
+_differentiable.defvjp(lambda *arguments: arguments, _differentiable_backward)
 
 
 def _by_kernel(inputs: Inputs, kernel: "Kernel") -> tuple[Array, Array | None]:

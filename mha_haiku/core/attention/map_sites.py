@@ -59,15 +59,15 @@ def map_of_weights(
     weights = weights.astype(products.accumulation_dtype(weights.dtype))
     log_sum = LogSum.rounded(jnp.zeros(weights.shape[:-1], weights.dtype))
     log_sum = log_sum.nan_where(jnp.isnan(weights).any(-1))
-    known = {"query": query, "key": key, "value": value, "gates": gates}
-    map_ = _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, known)
+    parts = {"query": query, "key": key, "value": value, "gates": gates}
+    map_ = _map_of(weights, seen, log_sum, Known(0.0, None), normalizer, parts)
     return dataclasses.replace(map_, largest_scores=largest_scores)
 
 
 def map_of_recognized(
     weights: Float[Array, "*B H T S"],
     scores: Float[Array, "*B H T S"] | None = None,
-    **known: Any,
+    **factors: Any,
 ) -> AttentionMap:
     """Builds the map of weights whose mask is not known, as `map_of_weights` does.
 
@@ -78,7 +78,7 @@ def map_of_recognized(
     # Scores that stand for a mask are below all others. The smallest of the negatives,
     # as XLA would join the maximum with the softmax's, and round the program otherwise.
     largest = None if scores is None else -jnp.min(-scores, -1)
-    return map_of_weights(weights, seen=seen, largest_scores=largest, **known)
+    return map_of_weights(weights, seen=seen, largest_scores=largest, **factors)
 
 
 def seen_by(weights: Array, scores: Array | None) -> Array:
@@ -135,19 +135,19 @@ def _map_of(
     log_sum: LogSum,
     score: scores.Score,
     normalizer: normalizers.Normalizer | None,
-    known: dict,
+    parts: dict,
 ) -> AttentionMap:
     """Builds a map that holds the whole array of scores, as its bias, and its mask."""
     *batch, num_heads, num_queries, num_keys = scores_.shape
-    query, key = known["query"], known["key"]
+    query, key = parts["query"], parts["key"]
     if query is None or key is None:
         query = jnp.zeros((*batch, num_queries, num_heads, 1), scores_.dtype)
         key = jnp.zeros((*batch, num_keys, 1, 1), scores_.dtype)
     bias = positions.as_bias(scores_)
     bias = bias and bias.aligned(len(batch))
     mask = masks.as_mask(seen).aligned(len(batch))
-    weighting = Weighting(mask, bias, score, normalizer, known["gates"])
-    return AttentionMap(query, key, log_sum, weighting, known["value"])
+    weighting = Weighting(mask, bias, score, normalizer, parts["gates"])
+    return AttentionMap(query, key, log_sum, weighting, parts["value"])
 
 
 def _heads(
@@ -186,15 +186,15 @@ def _with_scores(value: _Value, changed: Any) -> _Value:
     normalizer = map_.weighting.normalizer
     if normalizer is not None:
         _, log_sum = normalizer(values, log_sum)
-    known, seen = _known(map_), changed != -jnp.inf
+    parts, seen = _known(map_), changed != -jnp.inf
     score = scores.dot_product(0.0)
-    changed = _map_of(changed, seen, log_sum, score, normalizer, known)
+    changed = _map_of(changed, seen, log_sum, score, normalizer, parts)
     return changed, _heads(changed.weights(), map_, values, dropout), dropout
 
 
 def _known(map_: AttentionMap) -> dict:
-    known = {name: getattr(map_, name) for name in ("query", "key", "value")}
-    return known | {"gates": map_.weighting.gates}
+    parts = {name: getattr(map_, name) for name in ("query", "key", "value")}
+    return parts | {"gates": map_.weighting.gates}
 
 
 def _allowed(map_: AttentionMap) -> Array | None:

@@ -95,9 +95,9 @@ class Normalizer(abc.ABC):
         Rows without weights and rows of NaN are unchanged: they have no gradient.
         """
         is_row = jnp.isfinite(log_sum.logsumexp)
-        known = log_sum._replace(logsumexp=jnp.where(is_row, log_sum.logsumexp, 0))
-        denominator = self.log_denominator_of(known)
-        ratio = sum(x - y for x, y in zip(known, denominator, strict=True))
+        finite = log_sum._replace(logsumexp=jnp.where(is_row, log_sum.logsumexp, 0))
+        denominator = self.log_denominator_of(finite)
+        ratio = sum(x - y for x, y in zip(finite, denominator, strict=True))
         factor = jnp.where(is_row, jnp.exp(ratio), 1)
         factor = jnp.moveaxis(factor, -1, -2)[..., None]
         values = (values * factor).astype(values.dtype)

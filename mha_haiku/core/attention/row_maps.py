@@ -49,8 +49,8 @@ def map_of_rows(
     walk = RowFold(min(rows, num_queries))
 
     def block(seen: Array, positions: Array, _: Array) -> tuple[Array, tuple]:
-        weights, *scores = found = of_rows(leaves, positions)
-        _, mask = _weights_and_mask(found)
+        weights, *scores = weights_and_scores = of_rows(leaves, positions)
+        _, mask = _weights_and_mask(weights_and_scores)
         of_rows_here = (
             jnp.isnan(weights).any(-1),
             mask.any(-1),
@@ -80,8 +80,8 @@ def map_of_rows(
     return AttentionMap(query, key, log_sum, weighting, value, walk, *largest)
 
 
-def _weights_and_mask(found: list[Array]) -> tuple[Array, Array]:
-    weights, *scores = found
+def _weights_and_mask(weights_and_scores: list[Array]) -> tuple[Array, Array]:
+    weights, *scores = weights_and_scores
     return weights, map_sites.seen_by(weights, scores[0] if scores else None)
 
 
@@ -137,8 +137,8 @@ class RowMask(masks.Mask):
         return 32
 
     def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
-        found = self.of_rows(self.leaves, tiles.as_array(rows))
-        return tiles.take(_weights_and_mask(found)[1], columns, -1)
+        weights_and_scores = self.of_rows(self.leaves, tiles.as_array(rows))
+        return tiles.take(_weights_and_mask(weights_and_scores)[1], columns, -1)
 
     def has_heads(self) -> bool:
         return True

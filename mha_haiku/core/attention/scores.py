@@ -214,10 +214,10 @@ class OfFunction(Score):
 
     def _of_head(self, query: Array, key: Array) -> Array:
         scores = self.function(query, key)
-        wanted = (len(query), len(key))
-        if jnp.shape(scores) != wanted:
+        shape = (len(query), len(key))
+        if jnp.shape(scores) != shape:
             raise ValueError(
-                f"score must return [R, C], here {wanted}, for queries {query.shape} "
+                f"score must return [R, C], here {shape}, for queries {query.shape} "
                 f"and keys {key.shape}, got {jnp.shape(scores)}."
             )
         return scores.astype(products.accumulation_dtype(query.dtype))

@@ -84,9 +84,9 @@ def _moments(
 def _at_offsets(tile: Tile) -> tuple[Array, ...]:
     """Reads weights at the previous, same and next position; 0 outside the tile."""
     at_rows = tile.arrays.queries["position"][:, None]
-    wanted = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
-    inside = (wanted >= 0) & (wanted < tile.columns.size)
-    at = jnp.clip(wanted, 0, tile.columns.size - 1)
+    places = at_rows + jnp.arange(-1, 2)[None, :] - tile.columns.start
+    inside = (places >= 0) & (places < tile.columns.size)
+    at = jnp.clip(places, 0, tile.columns.size - 1)
     weights = jnp.where(inside, jnp.take_along_axis(tile.weights, at, 1), 0)
     return tuple(weights[:, i] for i in range(3))
 

@@ -185,9 +185,9 @@ class Mask(tiles.Part, abc.ABC):
         """Raises ValueError if an array lacks the axes that its field declares."""
         sizes = {"H": num_heads, "T": num_queries, "S": num_keys}
         for name, axes in self._own_axes().items():
-            wanted = (*batch_shape, *map(sizes.get, axes))
+            full_shape = (*batch_shape, *map(sizes.get, axes))
             described = f"[{', '.join(('B...', *axes))}]"
-            tiles.check_axes(name, getattr(self, name), wanted, described)
+            tiles.check_axes(name, getattr(self, name), full_shape, described)
 
     def check_lengths(self, num_keys: int) -> None:
         """Raises ValueError if a known length exceeds `num_keys`."""
@@ -287,10 +287,10 @@ class _Compound(Mask):
 
     def batch_ranks(self):
         ranks = [part.batch_ranks() for part in self._parts().values()]
-        known = [rank for rank in ranks if rank is not None]
-        if not known:
+        fixed_ranks = [rank for rank in ranks if rank is not None]
+        if not fixed_ranks:
             return None
-        first, *others = known
+        first, *others = fixed_ranks
         return tuple(n for n in first if all(n in other for other in others))
 
     def has_heads(self):

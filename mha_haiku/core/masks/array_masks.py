@@ -90,8 +90,8 @@ def dense(array: Array | np.ndarray) -> Mask:
     """
     array = array if isinstance(array, jax.Array) else np.asarray(array)
     if jnp.issubdtype(array.dtype, jnp.integer):
-        known = tiles.known(array)
-        if known is not None and not np.isin(known, (0, 1)).all():
+        concrete = tiles.known(array)
+        if concrete is not None and not np.isin(concrete, (0, 1)).all():
             raise ValueError(
                 "mask must be boolean or 0/1 integers, got other integers; "
                 "for lengths use masks.padding(lengths)."
@@ -136,8 +136,8 @@ class Padding(Mask):
     query_lengths: Array | np.ndarray | None = tiles.array("")
 
     def __repr__(self):
-        shown = (x for x in (self.lengths, self.query_lengths) if x is not None)
-        return f"padding({', '.join(map(display.numbers, shown))})"
+        sides = (x for x in (self.lengths, self.query_lengths) if x is not None)
+        return f"padding({', '.join(map(display.numbers, sides))})"
 
     def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         lengths = jnp.asarray(self.lengths)[..., None, None, None]
@@ -148,10 +148,10 @@ class Padding(Mask):
         return seen & (tiles.lifted(tiles.on_rows(rows), lengths.ndim) < lengths)
 
     def check_lengths(self, num_keys: int):
-        known = tiles.known(self.lengths)
-        if known is not None and (known > num_keys).any():
+        concrete = tiles.known(self.lengths)
+        if concrete is not None and (concrete > num_keys).any():
             raise ValueError(
-                f"lengths must be in 0..S = 0..{num_keys}, got {known.max()}."
+                f"lengths must be in 0..S = 0..{num_keys}, got {concrete.max()}."
             )
 
     def key_range(self, rows: algebra.Range, keys: algebra.Range) -> algebra.Range:
@@ -168,8 +168,8 @@ class Padding(Mask):
         return start, jnp.where(rows[1] <= jnp.min(self.query_lengths), stop, start)
 
     def _reduced(self, function: Callable[[Array | np.ndarray], Any]) -> int | Array:
-        known = tiles.known(self.lengths)
-        return function(self.lengths) if known is None else int(function(known))
+        concrete = tiles.known(self.lengths)
+        return function(self.lengths) if concrete is None else int(function(concrete))
 
     def unseen_keys(
         self,

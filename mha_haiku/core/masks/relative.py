@@ -134,13 +134,13 @@ class Where(Mask):
     def aligned_tile(self, rows: tiles.Positions, columns: tiles.Positions) -> Array:
         rows, columns = tiles.on_rows(rows), tiles.on_columns(columns)
         allowed = jnp.asarray(self.function(rows, columns))
-        wanted = jnp.broadcast_shapes(rows.shape, columns.shape)
+        shape = jnp.broadcast_shapes(rows.shape, columns.shape)
         if allowed.dtype != bool:
             raise ValueError(
-                f"the function of {self} must return booleans of shape {wanted}, got "
+                f"the function of {self} must return booleans of shape {shape}, got "
                 f"{allowed.dtype}."
             )
-        return jnp.broadcast_to(allowed, wanted)
+        return jnp.broadcast_to(allowed, shape)
 
 
 def _alone(

@@ -281,8 +281,8 @@ def of_function(function: Callable[[Any, Array], Array]) -> Model:
         if is_training and takes_rng:
             options["rng"] = rng
         params = site_primitive.mark_parameters(params)
-        found = run(params, inputs, **options)
-        return found if isinstance(found, Output) else Output(found, ())
+        result = run(params, inputs, **options)
+        return result if isinstance(result, Output) else Output(result, ())
 
     init: Any = None  # nothing makes its parameters
     return Model(init, apply, description=getattr(function, "__name__", "a function"))
@@ -436,8 +436,8 @@ def _decoding(
     def step(
         params: Any, tokens: _Data, cache: DecodingCache
     ) -> tuple[Array, tuple, DecodingCache]:
-        known = tiles.known(cache.positions)
-        if known is not None and (known >= cache.size).any():
+        positions = tiles.known(cache.positions)
+        if positions is not None and (positions >= cache.size).any():
             raise ValueError(
                 f"the cache is full: it has room for max_length = {cache.size} tokens."
             )

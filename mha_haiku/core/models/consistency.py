@@ -57,23 +57,23 @@ def _sizes(config: ModelConfig) -> Iterator[str]:
         )
 
 
-def _nearest_divisor(number: int, wanted: int):
+def _nearest_divisor(number: int, size: int):
     divisors = [i for i in range(1, number + 1) if number % i == 0]
-    return min(divisors, key=lambda divisor: abs(divisor - wanted))
+    return min(divisors, key=lambda divisor: abs(divisor - size))
 
 
 def _pattern(config: ModelConfig) -> Iterator[str]:
     section = config.attention
-    for chosen, choices in modules.CHOICES.items():
+    for name, choices in modules.CHOICES.items():
         read = dict.fromkeys(x for choice in choices.values() for x in choice.fields)
         for field in read:
             known_by = [x for x, choice in choices.items() if field in choice.fields]
             default, value = getattr(AttentionConfig(), field), getattr(section, field)
-            kind = getattr(section, chosen)
+            kind = getattr(section, name)
             if kind not in known_by and value != default:
                 yield (
-                    f"attention.{field} is only for {chosen} = "
-                    f"{' or '.join(known_by)}, and must be {default} with {chosen} = "
+                    f"attention.{field} is only for {name} = "
+                    f"{' or '.join(known_by)}, and must be {default} with {name} = "
                     f"{kind!r}, got {value}."
                 )
     scores = modules.CHOICES["score"]
@@ -181,10 +181,10 @@ def _decoder(config: ModelConfig) -> Iterator[str]:
                 f"is {config.family!r}."
             )
         return
-    for name, value, wanted in (
+    for name, value, needed in (
         ("attention.num_heads", config.attention.num_heads, "at least 1"),
         ("output.pool", config.output.pool is None, "None"),
         ("output.logits", config.output.logits, "True"),
     ):
         if not value:
-            yield f"{name} must be {wanted} for an encoder_decoder."
+            yield f"{name} must be {needed} for an encoder_decoder."

@@ -61,8 +61,8 @@ class Sampled:
             probabilities = jax.nn.softmax(logits)
             before = jnp.cumsum(probabilities, axis=-1) - probabilities
             logits = jnp.where(before < self.top_p, logits, -jnp.inf)
-        chosen = jax.vmap(jax.random.categorical)(keys, logits)
-        return jnp.take_along_axis(tokens, chosen[:, None], axis=-1)[:, 0]
+        places = jax.vmap(jax.random.categorical)(keys, logits)
+        return jnp.take_along_axis(tokens, places[:, None], axis=-1)[:, 0]
 
 
 class _Writer(NamedTuple):

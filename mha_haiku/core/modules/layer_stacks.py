@@ -30,7 +30,7 @@ CallLayer = Callable[[int, Array, Any], tuple[Array, Any]]
 LayerStack = Callable[[CallLayer, Array, Sequence], tuple[Array, tuple]]
 
 
-def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
+def looped(call_layer: CallLayer, x: Array, by_layer: Sequence) -> tuple[Array, tuple]:
     """Calls the layers one by one: they are compiled separately, and may differ.
 
     Example:
@@ -44,13 +44,13 @@ def looped(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tup
       ['encoder/layer_0/attention/query', 'encoder/layer_1/attention/query']
     """
     maps = []
-    for i, options in enumerate(given):
+    for i, options in enumerate(by_layer):
         x, attention_map = call_layer(i, x, options)
         maps.append(attention_map)
     return x, tuple(maps)
 
 
-def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tuple]:
+def scanned(call_layer: CallLayer, x: Array, by_layer: Sequence) -> tuple[Array, tuple]:
     """Calls the layers in a `lax.scan`: the size of the program is independent of L.
 
     Only layer 0 is compiled, so that layers may differ only in the values of their
@@ -61,15 +61,15 @@ def scanned(call_layer: CallLayer, x: Array, given: Sequence) -> tuple[Array, tu
     parameters of different names, shapes or dtypes raise ValueError; other differences,
     such as another activation, are not detected.
     """
-    num_layers = len(given)
-    given = jax.tree.map(lambda *x: jnp.stack([*map(jnp.asarray, x)]), *given)
+    num_layers = len(by_layer)
+    by_layer = jax.tree.map(lambda *x: jnp.stack([*map(jnp.asarray, x)]), *by_layer)
     if hk.running_init():
-        first = jax.tree.map(lambda leaf: leaf[0], given)
+        first = jax.tree.map(lambda leaf: leaf[0], by_layer)
         _check_alike(call_layer, num_layers, x, first)
     stack = hk.layer_stack(
         num_layers, with_per_layer_inputs=True, name=anatomy.STACKED_SCOPE
     )
-    x, maps = stack(functools.partial(call_layer, 0))(x, given)
+    x, maps = stack(functools.partial(call_layer, 0))(x, by_layer)
 
     def at(i: int):
         return jax.tree.map(lambda x: jax.lax.index_in_dim(x, i, keepdims=False), maps)
@@ -133,11 +133,11 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
             continue
         for name, leaf in leaves.items():
             size = np.shape(leaf)[0] if np.ndim(leaf) else None
-            wanted = sizes.setdefault(layer.scope, size)
-            if size is None or size != wanted:
+            first_size = sizes.setdefault(layer.scope, size)
+            if size is None or size != first_size:
                 raise ValueError(
                     "scanned layers must have a leading axis L in common, got shape "
-                    f"{np.shape(leaf)} of {module}/{name} where L is {wanted}."
+                    f"{np.shape(leaf)} of {module}/{name} where L is {first_size}."
                 )
         for i in range(sizes.get(layer.scope, 0)):
             result[str(layer._replace(index=i))] = {
@@ -153,12 +153,14 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
     return result
 
 
-def _check_alike(call_layer: CallLayer, num_layers: int, x: Array, given: Any) -> None:
+def _check_alike(
+    call_layer: CallLayer, num_layers: int, x: Array, by_layer: Any
+) -> None:
     """Raises ValueError if parameters of layers differ in name, shape or dtype."""
 
     def described(i: int):
         layer = hk.transform_with_state(functools.partial(call_layer, i))
-        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, given)
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, by_layer)
         return {
             # Without the name of the layer, which contains i.
             f"{module.partition('/')[2]}/{name}".strip("/"): (

@@ -228,8 +228,8 @@ def groups(
       heads: Factors that projections make along with a size; see `made_with_size`.
     """
     split = _without(whole.axes, axes, axes.with_ones(*whole.marks))
-    known = {x for axis in split for x in axis}
-    heads = tuple(x for x in axes.with_ones(heads) if x in known)
+    parts = {x for axis in split for x in axis}
+    heads = tuple(x for x in axes.with_ones(heads) if x in parts)
     # Heads of keys are groups of the heads that share an axis with them.
     shared = [x for x in split if set(heads) < set(x) and len(split) > 3]
     heads = shared[0] if heads and shared else heads
@@ -286,22 +286,24 @@ class Layout:
         grouped = axes.of(*(group for group in groups if group is not None))
         rest = [x for x in heads if x in factors and x not in grouped]
         rest += [x for x in factors if x not in {*grouped, *heads}]
-        shown = [
+        visible = [
             rest if group is None else [x for x in axes.of(group) if x in factors]
             for group in groups
         ]
-        order = [factors.index(x) for group in shown for x in group]
+        order = [factors.index(x) for group in visible for x in group]
         if sorted(order) != list(range(len(factors))):
             return None
-        alone = [i for i, axis in enumerate(step.axes) if [*axes.of(axis)] == shown[-2]]
-        is_single = len(shown[-2]) == 1 and bool(alone)
+        alone = [
+            i for i, axis in enumerate(step.axes) if [*axes.of(axis)] == visible[-2]
+        ]
+        is_single = len(visible[-2]) == 1 and bool(alone)
         return cls(
             step.value.shape,
             tuple(axes.size([x]) for x in factors),
             tuple(order),
-            tuple(axes.size(group) for group in shown),
+            tuple(axes.size(group) for group in visible),
             tuple(rest) == heads[: len(rest)],
-            (alone[0], factors.index(shown[-2][0])) if is_single else None,
+            (alone[0], factors.index(visible[-2][0])) if is_single else None,
         )
 
     def shown(self, value: Array) -> Array:

@@ -413,8 +413,8 @@ def large(program: Graph, limit: int, area: float) -> list[tuple[dict, ...]]:
                 axes[output] = after
     groups = collections.defaultdict(dict)
     for value, pair in axes.items():
-        found = {label(axis): place for place, axis in pair.items()}
-        groups[frozenset(found)][value] = found
+        place_of = {label(axis): place for place, axis in pair.items()}
+        groups[frozenset(place_of)][value] = place_of
     attention = [
         tuple({v: x[axis] for v, x in values.items()} for axis in key)
         for key, values in groups.items()

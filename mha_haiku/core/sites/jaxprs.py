@@ -175,11 +175,11 @@ def variables(atoms: Iterable) -> list[core.Var]:
 
 def of_data(jaxpr: core.Jaxpr, inputs: Iterable[core.Var]) -> set[core.Var]:
     """Finds the variables that depend on inputs, apart from what marks parameters."""
-    found = set(inputs)
+    result = set(inputs)
     for eqn in jaxpr.eqns:
-        if not (is_parameter(eqn) or found.isdisjoint(variables(eqn.invars))):
-            found.update(eqn.outvars)
-    return found
+        if not (is_parameter(eqn) or result.isdisjoint(variables(eqn.invars))):
+            result.update(eqn.outvars)
+    return result
 
 
 def data_inside(

@@ -115,8 +115,8 @@ class Equation:
 
     def free(self, side: int) -> list[int]:
         """Returns the other axes of an operand of a matrix product."""
-        taken = {*self.contracted(side), *self.shared(side)}
-        return [i for i in range(len(self.inputs[side].shape)) if i not in taken]
+        others = {*self.contracted(side), *self.shared(side)}
+        return [i for i in range(len(self.inputs[side].shape)) if i not in others]
 
     def neutral(self, output: Value) -> list[int]:
         """Finds the input with the same numbers as an output, in another form."""

@@ -99,36 +99,38 @@ def attentions(equations: list[Equation]) -> dict[Equation, Attention]:
 
     Those inside of its calls are found when these are searched.
     """
-    found: dict[Equation, Attention] = {}
+    result: dict[Equation, Attention] = {}
     sums = softmaxes.totals(equations)
     for product in equations:
         for side in (0, 1) if product.name == "dot_general" else ():
             attention = _AttentionSearch(product, side).attention(sums)
             # The same weights in a second product belong to a derivative.
-            if attention and attention.sites and attention.softmax not in found:
-                found[attention.softmax] = attention
+            if attention and attention.sites and attention.softmax not in result:
+                result[attention.softmax] = attention
                 break
     # Queries and keys of scores that several softmaxes read, or that are computed again
     # for the sum, are not of one attention.
-    scored = [x.scored.outputs[0] for x in found.values()]
+    scored = [x.scored.outputs[0] for x in result.values()]
     products = {x.outputs[0] for x in equations if x.name == "dot_general"}
     again = (x for x in products.difference(scored) if x.users)
     counts = collections.Counter(x.number for x in (*scored, *again))
-    for attention in found.values():
+    for attention in result.values():
         for site in attention.sites:
             (facet,) = site.params["facets"]
             is_shared = counts[attention.scored.outputs[0].number] > 1
             if is_shared and facet.name in ("query", "key"):
                 site.params["facets"] = (facet._replace(write=None),)
-    return found
+    return result
 
 
-def has_others(equations: list[Equation], found: dict[Equation, Attention]) -> bool:
+def has_others(
+    equations: list[Equation], attention_of: dict[Equation, Attention]
+) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    known = {softmaxes.unshifted(x.inputs[0])[-1] for x in found}
+    sources = {softmaxes.unshifted(x.inputs[0])[-1] for x in attention_of}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
     masses, shares, read_by = set(), set(), set()
@@ -140,7 +142,7 @@ def has_others(equations: list[Equation], found: dict[Equation, Attention]) -> b
         if inputs & (masses | shares):
             read_by.add(name)
         if name in levels.EXPONENTIALS and equation.inputs[0].is_made:
-            is_known = not known.isdisjoint(softmaxes.unshifted(equation.inputs[0]))
+            is_known = not sources.isdisjoint(softmaxes.unshifted(equation.inputs[0]))
             masses |= set() if is_known else outputs
         elif name in _ENDING:
             continue
@@ -199,7 +201,7 @@ class _AttentionSearch:
         # The equation that a site comes before, and the value's axes after the batch
         # axes; None is the axes of heads, which are the rest.
         whole = groups.heads, groups.queries, *weights.marks
-        wanted = {
+        places = {
             "query": (scored, query, groups.queries, None, query_size),
             "key": (scored, key, keys, None, key_size),
             "weights": (weights.value, weights, *whole),
@@ -208,8 +210,8 @@ class _AttentionSearch:
         }
         masked = softmaxes.masked(self.axes, self.steps, product.index)
         if masked is not None and not softmax.is_sigmoid:
-            wanted["scores"] = product, masked, *whole
-        sites = self.sites(wanted, groups)
+            places["scores"] = product, masked, *whole
+        sites = self.sites(places, groups)
         return Attention(softmax.end, scored, sites, groups.is_assumed)
 
     def mixed(self, weights: Reached) -> tuple[Reached, Reached]:
@@ -242,8 +244,10 @@ class _AttentionSearch:
             )
             assert query is not None and key is not None  # no marks to lose
             of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
-            known = [set(self.of(x)) for x in self.free if self.of(x)]
-            has_queries = not known or any(x <= of_query - of_key for x in known)
+            axes_of_free = [set(self.of(x)) for x in self.free if self.of(x)]
+            has_queries = not axes_of_free or any(
+                x <= of_query - of_key for x in axes_of_free
+            )
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
             sizes = [
@@ -299,17 +303,17 @@ class _AttentionSearch:
             step = self.axes.across(user, 0, step)
         return step
 
-    def sites(self, wanted: dict[str, tuple], groups: all_axes.Groups) -> list[Site]:
+    def sites(self, places: dict[str, tuple], groups: all_axes.Groups) -> list[Site]:
         """Lists the sites of an attention whose values are variables of the level."""
-        held_by, shown, sites = {}, {}, []
-        for name, (place, step, *axes) in wanted.items():
+        held_by, layouts, sites = {}, {}, []
+        for name, (place, step, *axes) in places.items():
             forms = self.axes.forms(step)
             step = next((x for x in forms if x.value.is_readable(place.index)), None)
             axes = (*groups.batch, *axes)
             layout = step and Layout.of(self.axes, step, axes, groups.heads)
             if step is None or layout is None:
                 continue
-            held_by[name], shown[name] = step.value, layout
+            held_by[name], layouts[name] = step.value, layout
             # An edit of a variable affects everything that reads it from there on.
             readers = [x for x in step.value.users if x.index >= place.index]
             is_exclusive = len(readers) == 1 and not step.value.is_output
@@ -317,15 +321,15 @@ class _AttentionSearch:
             write = layout.hidden if is_result or is_exclusive else None
             facet = Facet(name, layout.shown, write, _READ_ELSEWHERE)
             sites.append(Site.of(place.index, step.value.variable, facet))
-        if not {"weights", "heads"} <= shown.keys():
+        if not {"weights", "heads"} <= layouts.keys():
             return []
-        sites = sites[: len(shown) - ("scores" in shown)]
-        whole = shown["weights"].canonical
-        known = {name: x for name, x in shown.items() if _fits(name, x, whole)}
-        read = functools.partial(_map_of, known)
-        leaves: dict[str, Any] = {name: held_by[name].variable for name in known}
+        sites = sites[: len(layouts) - ("scores" in layouts)]
+        whole = layouts["weights"].canonical
+        fitting = {name: x for name, x in layouts.items() if _fits(name, x, whole)}
+        read = functools.partial(_map_of, fitting)
+        leaves: dict[str, Any] = {name: held_by[name].variable for name in fitting}
         facet = Facet("map", read, None, 'edit "weights"')
-        rows = self.rows(held_by, known)
+        rows = self.rows(held_by, fitting)
         if rows is not None:
             leaves["rows"], of_rows = rows
             sees = functools.partial(read, of_rows=of_rows)
@@ -334,15 +338,15 @@ class _AttentionSearch:
         return sites
 
     def rows(
-        self, held_by: dict[str, levels.Value], known: dict[str, Layout]
+        self, held_by: dict[str, levels.Value], fitting: dict[str, Layout]
     ) -> tuple[list, row_maps.OfRows] | None:
         """Finds what rows of large weights are computed from, and how."""
-        layouts = {name: known[name] for name in _WHOLE if name in known}
+        layouts = {name: fitting[name] for name in _WHOLE if name in fitting}
         values = [(held_by[name], x.rows[0]) for name, x in layouts.items() if x.rows]
         is_small = held_by["weights"].size <= regions.LIMIT
         if is_small or len(values) < len(layouts):
             return None
-        area = math.prod(known["weights"].canonical[-2:])
+        area = math.prod(fitting["weights"].canonical[-2:])
         rows = regions.Rows(values, self.product.index, area)
 
         def of_rows(variables: Any, positions: Array) -> list[Array]:

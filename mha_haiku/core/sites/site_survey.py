@@ -89,21 +89,21 @@ class Stop:
 
     def layers(self) -> np.ndarray:
         """Returns the layers by turns, the first numbers in the names."""
-        found = map(_LAYER.search, self.names_of(0))
-        return self.by_turn(int(x[1]) if x else -1 for x in found)
+        layer_names = map(_LAYER.search, self.names_of(0))
+        return self.by_turn(int(x[1]) if x else -1 for x in layer_names)
 
     def edit(self, facet: int, address: Address, change: Callable) -> Edit | None:
         """Makes an edit of a facet where the address names it; None if nowhere."""
         names = self.names_of(facet)
-        chosen = self.by_turn(matches(address, x) for x in names)
-        if not chosen.any():
+        is_edited = self.by_turn(matches(address, x) for x in names)
+        if not is_edited.any():
             return None
         if not isinstance(address, tuple):
-            return Edit(facet, change, chosen, self.layers())
+            return Edit(facet, change, is_edited, self.layers())
         # At other turns the number before.
         places = (address.index(x) if x in address else -1 for x in names)
         numbers = itertools.accumulate(places, lambda x, y: x if y < 0 else y)
-        return Edit(facet, change, chosen, self.by_turn(numbers))
+        return Edit(facet, change, is_edited, self.by_turn(numbers))
 
 
 @dataclasses.dataclass
@@ -157,9 +157,9 @@ class Survey:
         # numbers.
         equations = list(jaxprs.walk(closed.jaxpr))
         marked = [eqn for eqn in equations if eqn.primitive is site_p]
-        taken = {jaxprs.path(eqn) for eqn in marked}
+        paths = {jaxprs.path(eqn) for eqn in marked}
         names = (f"attention_{i}" for i in itertools.count())
-        self._pathless = (name for name in names if name not in taken)
+        self._pathless = (name for name in names if name not in paths)
         facets = {x.name for eqn in marked for x in eqn.params["facets"]}
         self._shows_stream = shows_stream and "stream" not in facets
         self._heads: set[core.Var] = set()

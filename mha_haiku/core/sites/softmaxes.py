@@ -34,9 +34,9 @@ def totals(equations: list[Equation]) -> dict[int, int]:
     for equation in equations:
         if equation.name in EXPONENTIALS:
             bit = equation.outputs[0].bit
-            found = levels.union(x.bit for x in sums if x.behind & bit)
+            bits = levels.union(x.bit for x in sums if x.behind & bit)
             for number in unshifted(equation.inputs[0]):
-                result[number] |= found
+                result[number] |= bits
     return result
 
 

@@ -137,11 +137,11 @@ def sites(function: Callable, *args, **kwargs) -> Sites:
       half  float32[]
     """
     closed, *_ = traces.trace(function, args, kwargs)
-    survey, found = site_survey.Survey(closed), Sites()
+    survey, result = site_survey.Survey(closed), Sites()
     for stop, names in survey.names():
-        found.update(zip(names, stop.views(), strict=True))
-    found.advice = survey.remarks()
-    return found
+        result.update(zip(names, stop.views(), strict=True))
+    result.advice = survey.remarks()
+    return result
 
 
 def _walked(
@@ -160,12 +160,12 @@ def _walked(
         _match(survey, reads, edits, strict)
         outputs, seen = program.run(survey.top, (), *leaves)
         # JAX keeps the order of no other dict.
-        found = collections.OrderedDict()
+        result = collections.OrderedDict()
         for name in (name for _, names in survey.names() for name in names):
             address = _first(reads, name)
             if address is not None:
-                found[name] = seen[name, address]
-        return outputs_of(outputs), found
+                result[name] = seen[name, address]
+        return outputs_of(outputs), result
 
     return traces.transformed(function, walk)
 
@@ -192,13 +192,13 @@ def _refuse_hidden(leaves: list):
 
 
 def _holds_tracer(x: Any) -> bool:
-    found, seen = [x], set()
-    for each in found:
+    queue, seen = [x], set()
+    for each in queue:
         if isinstance(each, core.Tracer):
             return True
         if id(each) not in seen and not isinstance(each, _NO_HOLDERS):
             seen.add(id(each))
-            found += gc.get_referents(each)  # attributes, slots, entries of containers
+            queue += gc.get_referents(each)  # attributes, slots, entries of containers
     return False
 
 
@@ -213,8 +213,8 @@ def _match(
     all_names = [name for _, names in survey.names() for name in names]
     for stop in stops:
         for i, facet in enumerate(stop.site.params["facets"]):
-            wanted = {_first(reads, name) for name in stop.names_of(i)}
-            for address in [address for address in reads if address in wanted]:
+            first_names = {_first(reads, name) for name in stop.names_of(i)}
+            for address in [address for address in reads if address in first_names]:
                 if stop.level.in_while:
                     raise ValueError(
                         f"{stop.names[i]!r} is inside a while loop, whose values at "

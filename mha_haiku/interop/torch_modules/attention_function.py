@@ -268,10 +268,10 @@ def _as_mask(function: Callable, batch_size: int) -> masks.Mask:
     if kind != "padding_mask_function":
         return _OfIndices.of(function, batch_size)
     seen = environment.environment().t2j_iso(parts["padding_mask"])
-    known = tiles.known(seen)
-    if known is not None and known.all():
+    concrete = tiles.known(seen)
+    if concrete is not None and concrete.all():
         return masks.full()
-    seen = seen if known is None else known
+    seen = seen if concrete is None else concrete
     return masks.segments(np.ones((1, 1), np.int32), seen.astype(np.int32))
 
 

@@ -76,10 +76,10 @@ class Certificate(Result):
     def title(self) -> str:
         """The module, the call and the verdict."""
         negation = "NOT " if self.verdict == "differs" else ""
-        said = f"what is shown is {negation}what torch computes"
+        verdict = f"what is shown is {negation}what torch computes"
         if self.verdict == "not compared":
-            said = "not compared with torch"
-        return f"{self.name}, {self.call}: {said}"
+            verdict = "not compared with torch"
+        return f"{self.name}, {self.call}: {verdict}"
 
     def rows(self) -> list[dict[str, Any]]:
         """Lists a row for each part of the comparison."""
@@ -101,8 +101,8 @@ class Certifier:
 
     def __repr__(self) -> str:
         verdicts = collections.Counter(x.verdict for x in self.found.values())
-        said = (f"{x} in {y} call{'s' * (y > 1)}" for x, y in verdicts.items())
-        return f"torch: {', '.join(said) or 'not yet compared'}"
+        counts = (f"{x} in {y} call{'s' * (y > 1)}" for x, y in verdicts.items())
+        return f"torch: {', '.join(counts) or 'not yet compared'}"
 
     def see(
         self, inputs: Mapping[str, Any], counted: Sequence[Any], *, always: bool = False
@@ -112,29 +112,30 @@ class Certifier:
         Without `always` only a strict certifier compares, outside of `jax.jit`, up to a
         size, and once for each kind of inputs. It raises ValueError if they differ.
         """
-        given = {name: x for name, x in inputs.items() if x is not None}
-        arrays = *given.values(), jnp.zeros(())  # traced wherever anything is
+        keywords = {name: x for name, x in inputs.items() if x is not None}
+        arrays = *keywords.values(), jnp.zeros(())  # traced wherever anything is
         is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
         if is_traced or not (always or self.is_strict):
             return None
-        given = {name: np.asanyarray(x) for name, x in given.items()}
+        keywords = {name: np.asanyarray(x) for name, x in keywords.items()}
         key = frozenset(  # sizes of as many bits are of a kind
-            (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in given.items()
+            (x, y.dtype.kind, *map(int.bit_length, y.shape))
+            for x, y in keywords.items()
         )
         if always or key not in self.found:
             names = {"inputs": self.module.names[0]}
             shapes = (
-                f"{names.get(x, x)} {y.shape}" for x, y in given.items() if y.ndim
+                f"{names.get(x, x)} {y.shape}" for x, y in keywords.items() if y.ndim
             )
-            call = _Call(self.module, given, list(map(np.asarray, counted)))
+            call = _Call(self.module, keywords, list(map(np.asarray, counted)))
             lines, name = tuple(call.lines(always=always)), self.module.name
             self.found[key] = Certificate(name, ", ".join(shapes), lines)
-        found = self.found[key]
-        if self.is_strict and found.verdict == "differs":
+        certificate = self.found[key]
+        if self.is_strict and certificate.verdict == "differs":
             raise ValueError(
-                f"{found.text()}\nmh.wrap(..., check=False) goes on all the same."
+                f"{certificate.text()}\nmh.wrap(..., check=False) goes on all the same."
             )
-        return found
+        return certificate
 
 
 class _Call(NamedTuple):
@@ -219,7 +220,7 @@ class _Call(NamedTuple):
                 like.device, kinds.get(x.dtype.kind, torch.long)
             )
 
-        args, given = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
+        args, keywords = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
             torch.manual_seed(again)
@@ -228,7 +229,9 @@ class _Call(NamedTuple):
                     x = x * (1 + torch.finfo(x.dtype).eps * torch.randn_like(x))
                 floats[name] = x.requires_grad_(has_slopes)
             with _watched(module, watch):
-                output = torch.func.functional_call(module, state | floats, args, given)
+                output = torch.func.functional_call(
+                    module, state | floats, args, keywords
+                )
             outputs, slopes = conversion.tensors_of(output), []
             first = outputs.get(conversion.FIRST)
             if has_slopes and first is not None and first.requires_grad:
@@ -252,22 +255,22 @@ class _Call(NamedTuple):
         """
         params = self.module.params
         looked = sites.look(self.run, ["*/map", "*/value", "*/heads"], strict=False)
-        outputs, found = looked(params, self.inputs)
+        outputs, maps = looked(params, self.inputs)
         heads, products = {}, {}
-        for name, attention_map in found.items():
+        for name, attention_map in maps.items():
             part, _, kind = name.rpartition("/")
             path = name.removesuffix("map")
             if kind == "map":
-                heads[part] = found[f"{path}heads"]
-                value = found.get(f"{path}value", attention_map.value)
+                heads[part] = maps[f"{path}heads"]
+                value = maps.get(f"{path}value", attention_map.value)
                 products[part] = attention_map.apply(value)
 
-        def total(chosen: Any) -> jax.Array:
-            first = self.run(params | chosen, self.inputs)[conversion.FIRST]
+        def total(trainable: Any) -> jax.Array:
+            first = self.run(params | trainable, self.inputs)[conversion.FIRST]
             return (first.astype(jnp.float32) * self.weights(first.shape)).sum()
 
-        chosen = {name: params[name] for name in names}
-        slopes = jax.grad(total)(chosen) if chosen else {}
+        trainable = {name: params[name] for name in names}
+        slopes = jax.grad(total)(trainable) if trainable else {}
         results = {"outputs": outputs, "maps": heads, "gradients": slopes}
         return jax.tree.map(_array, (results, products))
 
@@ -356,12 +359,12 @@ def _most(differences: Mapping[str, float]) -> float:
     return max(differences.values(), default=0)
 
 
-def _far(found: np.ndarray, wanted: np.ndarray, counts: np.ndarray) -> float:
-    if found.shape != wanted.shape:
+def _far(ours: np.ndarray, theirs: np.ndarray, counts: np.ndarray) -> float:
+    if ours.shape != theirs.shape:
         return math.inf
-    same = (found == wanted) | (np.isnan(found) & np.isnan(wanted)) | ~counts
+    same = (ours == theirs) | (np.isnan(ours) & np.isnan(theirs)) | ~counts
     with np.errstate(invalid="ignore"):  # infinities of one sign
-        far = np.abs(np.subtract(found, wanted, dtype=np.float64))
+        far = np.abs(np.subtract(ours, theirs, dtype=np.float64))
     return float(np.nan_to_num(np.where(same, 0, far), nan=np.inf).max(initial=0))
 
 

@@ -88,14 +88,14 @@ def convert(module: Any) -> TorchModule:
     whole = getattr(module, "_orig_mod", module)  # not as compiled
     original, module = _copied(whole).eval(), _copied(whole).eval()
     changes = attention_function.choose(module)
-    known = inspect.signature(module.forward).parameters
-    first = next(iter(known.values()), None)
+    signature = inspect.signature(module.forward).parameters
+    first = next(iter(signature.values()), None)
     first = first.name if first and first.kind is not first.VAR_KEYWORD else None
     main: Any = getattr(module, "main_input_name", None)
-    main = main if main in known else first or main or _TOKENS
-    pixels = _PIXELS if main == _PIXELS and _TOKENS in known else _FEATURES
+    main = main if main in signature else first or main or _TOKENS
+    pixels = _PIXELS if main == _PIXELS and _TOKENS in signature else _FEATURES
     main = _TOKENS if pixels == _PIXELS else main  # of a text about a picture
-    changes += ["no cache"] if "use_cache" in known else []
+    changes += ["no cache"] if "use_cache" in signature else []
     _name_parts(module)
     kind = type(module).__name__
     trained = {name for name, x in module.named_parameters() if x.requires_grad}
@@ -106,49 +106,49 @@ def convert(module: Any) -> TorchModule:
         inputs: jax.Array | np.ndarray,
         *,
         lengths: jax.Array | np.ndarray | None = None,
-        **given: Any,
+        **keywords: Any,
     ) -> tuple[tuple, dict[str, Any]]:
         side = {"": (inputs, lengths)}
-        if (decoder_inputs := given.pop("decoder_inputs", None)) is not None:
-            side["decoder_"] = decoder_inputs, given.pop("decoder_lengths", None)
+        if (decoder_inputs := keywords.pop("decoder_inputs", None)) is not None:
+            side["decoder_"] = decoder_inputs, keywords.pop("decoder_lengths", None)
         for prefix, (array, lengths) in side.items():
             name = prefix + _TOKENS if prefix else main
             is_embedded = jnp.issubdtype(array.dtype, jnp.floating)
             if is_embedded and name == prefix + _TOKENS:
                 name = pixels if array.ndim == 4 else prefix + _FEATURES
-            given[name] = array
+            keywords[name] = array
             if lengths is not None:
                 mask = prefix + _MASK
-                if mask not in known:
+                if mask not in signature:
                     raise ValueError(
                         f"inputs must be of one length each call: {kind} takes no "
                         f"{mask}, by which padding is known."
                     )
                 valid = np.arange(array.shape[1])[None] < lengths[:, None]
-                given[mask] = valid.astype(np.int32)
-        if "use_cache" in known:
-            given.setdefault("use_cache", False)
+                keywords[mask] = valid.astype(np.int32)
+        if "use_cache" in signature:
+            keywords.setdefault("use_cache", False)
         # Its name may be no keyword.
-        args = (given.pop(main),) if main in given and main == first else ()
-        return args, given
+        args = (keywords.pop(main),) if main in keywords and main == first else ()
+        return args, keywords
 
     def run(
         params: Mapping[str, jax.Array],
         *inputs: Any,
         read: Callable[[Any], Any] | None = None,
         rng: jax.Array | None = None,
-        **given: Any,
+        **keywords: Any,
     ) -> Any:
-        whole = dict(params), *arguments(*inputs, **given), rng
+        whole = dict(params), *arguments(*inputs, **keywords), rng
         with warnings.catch_warnings(), jax.numpy_rank_promotion("allow"):
             # Some functions of JAX ask for int64, and get int32.
             warnings.filterwarnings("ignore", "Explicitly requested dtype")
             return traced(*whole) if read is None else function(*whole, read)
 
     def forward(
-        params: Mapping[str, jax.Array], *inputs: Any, rng: Any = None, **given: Any
+        params: Mapping[str, jax.Array], *inputs: Any, rng: Any = None, **keywords: Any
     ) -> Any:
-        outputs = run(params, *inputs, rng=rng, **given)
+        outputs = run(params, *inputs, rng=rng, **keywords)
         named = (outputs[x] for x in _LOSSES if x in outputs)
         loss = next((x for x in named if not x.ndim), None)
         return models.Output(outputs[FIRST], (), loss=loss)
@@ -171,7 +171,7 @@ def convert(module: Any) -> TorchModule:
         module_facts.max_length(module) if main == _TOKENS else None,
         module_facts.end_tokens(of_text or of_model),
         (module_facts.num_tokens(module), decoder and module_facts.num_tokens(decoder)),
-        "labels" in known,
+        "labels" in signature,
         tuple(params.keys() - trained),
         module_facts.image_tokens(of_model),
         [],
@@ -215,14 +215,14 @@ def _as_function(
     arrays = {name: x for name, x in tensors.items() if name not in fixed}
 
     def traced(
-        params: Any, args: tuple, given: dict, rng: Any, read: Any = tensors_of
+        params: Any, args: tuple, keywords: dict, rng: Any, read: Any = tensors_of
     ) -> Any:
         module.train(rng is not None)  # a copy, which only this function runs
         tensor, is_host = (
             functools.partial(_tensor, torch_environment),
             host_values.is_host,
         )
-        inputs = jax.tree.map(tensor, (args, given), is_leaf=is_host)
+        inputs = jax.tree.map(tensor, (args, keywords), is_leaf=is_host)
         try:
             with torch_environment.running(rng), attention_function.replaced():
                 every = {name: x.clone() for name, x in fixed.items()}
@@ -230,7 +230,7 @@ def _as_function(
                 results = torch.func.functional_call(module, every, *inputs)
                 results = torch_environment.t2j_iso(read(results))
         except (*_UNREADABLE, NotImplementedError, torch_environment.missing) as cause:
-            raise host_values.error(module, cause, (args, given)) from None
+            raise host_values.error(module, cause, (args, keywords)) from None
         # 64 bits become the 32 that JAX has by default.
         kind = jax.dtypes.canonicalize_dtype
         return jax.tree.map(lambda x: x.astype(kind(x.dtype)), results)

@@ -66,7 +66,7 @@ def max_length(module: Any) -> int | None:
 def _embedding(module: Any) -> Any:
     """Finds a model's table of tokens; None if it has none."""
     try:
-        found = module.get_input_embeddings()
+        table = module.get_input_embeddings()
     except (AttributeError, NotImplementedError):  # of modules without such a table
         return None
-    return found if hasattr(found, "num_embeddings") else None
+    return table if hasattr(table, "num_embeddings") else None

@@ -207,11 +207,11 @@ def view(env: Any, func: Any, args: Any, kwargs: Any) -> Any:
             )
             places = [x.int().numpy() for x in (places if many else [places])]
             views = [(lambda x, at=at: x.reshape(-1)[at], None) for at in places]
-    found = []
+    result = []
     for (read, put), meta in zip(views, metas if many else [metas], strict=True):
         part = Memory(read(memory.read()), memory, read, put)
-        found.append(Tensor(part.value, env, part, meta))
-    return type(metas)(found) if many else found[0]
+        result.append(Tensor(part.value, env, part, meta))
+    return type(metas)(result) if many else result[0]
 
 
 def write(env: Any, func: Any, types: Any, args: Any, kwargs: Any) -> Any:

@@ -39,11 +39,11 @@ def of_batch(align: Align, example: tasks.Example) -> dict[str, np.ndarray]:
     if example.decoder_inputs is None:
         return {}
     rows = range(len(example.inputs))
-    known = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
+    of_rows = [align(jax.tree.map(operator.itemgetter(i), example)) for i in rows]
     shape = example.decoder_inputs.shape[1], example.inputs.shape[1]
-    names = dict.fromkeys(name for row in known for name in row)
-    aligned = {name: np.zeros((len(known), *shape), bool) for name in names}
-    for i, row in enumerate(known):
+    names = dict.fromkeys(name for row in of_rows for name in row)
+    aligned = {name: np.zeros((len(of_rows), *shape), bool) for name in names}
+    for i, row in enumerate(of_rows):
         for name, x in row.items():  # a user's examples may be shorter than the task's
             x = x[: shape[0], : shape[1]]
             aligned[name][i, : x.shape[0], : x.shape[1]] = x
@@ -66,10 +66,10 @@ def shares(places: Array, alignment: Array) -> Array:
     return xnp.where(count > 0, is_right.sum(-1) / xnp.maximum(count, 1), xnp.nan)
 
 
-def evidence(found: Mapping[str, Array]) -> dict[str, Array]:
+def evidence(aligned: Mapping[str, Array]) -> dict[str, Array]:
     """Makes the evidence of alignment for `heads.role_evidence` from `shares`."""
-    if "aligned" not in found:
+    if "aligned" not in aligned:
         return {}
-    share = found["aligned"]
+    share = aligned["aligned"]
     xnp = jnp if isinstance(share, jax.Array) else np
     return {"aligned": xnp.stack([xnp.nan_to_num(share), ~xnp.isnan(share)], -1)}

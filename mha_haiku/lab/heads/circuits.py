@@ -120,10 +120,10 @@ def composition(kind: str, earlier: HeadWeights, later: HeadWeights) -> np.ndarr
     # |X M Y^T| = |R M S^T| with X = Q R and Y = P S: small matrices instead of D x D.
     written = np.linalg.qr(earlier.value, mode="r") @ earlier.output  # [H.., V, D]
     of_rest: Any = np.linalg.qr(rest, mode="r")
-    taken = read @ of_rest.mT  # [H'.., D, K]
-    both = (x.reshape(-1, *x.shape[-2:]) for x in (written, taken))
+    through = read @ of_rest.mT  # [H'.., D, K]
+    both = (x.reshape(-1, *x.shape[-2:]) for x in (written, through))
     both = np.einsum("gvd,hdk->ghvk", *both, optimize=True)
-    norms = map(np.linalg.matrix_norm, (written, taken))
+    norms = map(np.linalg.matrix_norm, (written, through))
     sizes = np.multiply.outer(*norms)
     products = np.linalg.matrix_norm(both).reshape(sizes.shape)
     return products / np.where(sizes > 0, sizes, 1)

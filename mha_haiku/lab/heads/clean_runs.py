@@ -52,11 +52,11 @@ class Clean(NamedTuple):
         seen: tuple[Any, dict[str, Array]] | None = None,
     ) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
-        output, found = seen or model_runs.look(
+        output, at_sites = seen or model_runs.look(
             model, params, example, AT, strict=False
         )
-        streams = {name: x for name, x in found.items() if name.endswith("stream")}
-        heads = {name: x for name, x in found.items() if name not in streams}
+        streams = {name: x for name, x in at_sites.items() if name.endswith("stream")}
+        heads = {name: x for name, x in at_sites.items() if name not in streams}
         if not heads:
             raise ValueError(
                 "the model has no heads: no attention was found in it; mh.sites lists "
@@ -64,7 +64,9 @@ class Clean(NamedTuple):
             )
         count = len(example.inputs)
         heads = {name: model_runs.by_example(x, count) for name, x in heads.items()}
-        in_turns = [name in streams for name in found] == [True, False] * len(streams)
+        in_turns = [name in streams for name in at_sites] == [True, False] * len(
+            streams
+        )
         if len({re.sub(r"\d+", "", name) for name in streams}) > 1:
             streams = {}
 
@@ -103,17 +105,19 @@ class Clean(NamedTuple):
     def _edits(self, change: Callable[[Array, Any, Any], Array]) -> edits.Edits:
         """Makes the edit of all heads by their outputs, part and ablation value."""
 
-        def of_site(heads: Array, given: tuple[int | Array, Array | None]) -> Array:
+        def of_site(
+            heads: Array, layer_and_values: tuple[int | Array, Array | None]
+        ) -> Array:
             ours = model_runs.by_example(heads, len(self.before))
-            return change(ours, *given).reshape(heads.shape)
+            return change(ours, *layer_and_values).reshape(heads.shape)
 
         return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
 
     def slopes(self, gate: Array | float) -> Array:
         """Computes slopes `[B, P, H]` of the metric where all gates are `gate`."""
         gates = jnp.full((len(self.before), *self.exists.shape), gate, jnp.float32)
-        found = jax.grad(lambda gates: self.gated(gates).sum())(gates)
-        return jnp.where(self.exists[None], found, jnp.nan)
+        slopes = jax.grad(lambda gates: self.gated(gates).sum())(gates)
+        return jnp.where(self.exists[None], slopes, jnp.nan)
 
     def ablated(self, *, per_position: bool = False) -> Array:
         """Measures the change of the metric when one head is ablated, `[B, P, H]`.
@@ -140,9 +144,9 @@ class Clean(NamedTuple):
             return self._edits(change)
 
         def of_layer(
-            layer: int | Array, given: tuple[Array | np.ndarray, Array]
+            layer: int | Array, rows_and_stream: tuple[Array | np.ndarray, Array]
         ) -> Array:
-            rows, stream = given
+            rows, stream = rows_and_stream
             begun = self.from_layer(layer, stream)
             run = lambda row: self.run(begun | ablation(layer, *row))  # noqa: E731
             return over(run, rows, self.example)
@@ -170,8 +174,8 @@ class Clean(NamedTuple):
         # One layer is compiled, and which one runs first is an array.
         layers = jax.tree.map(lambda *x: jnp.stack(x), *layers)
         indices = jnp.arange(len(self.streams))
-        found = jax.lax.map(lambda each: function(*each), (indices, layers))
-        return found.reshape(-1, found.shape[-1])
+        results = jax.lax.map(lambda each: function(*each), (indices, layers))
+        return results.reshape(-1, results.shape[-1])
 
 
 def over(function: Callable, rows: Any, example: tasks.Example) -> Any:

@@ -94,23 +94,23 @@ class Held:
         model = model_runs.shown(model)
         self._given, self._read = (model, params, example), read or read_maps
         at = [*map(_tokens_of, _EMBEDDINGS), *_SOURCES, "*/factor", "*/map"]
-        _, found = model_runs.look(*self._given, at, strict=False)
-        maps = [name for name in found if _last(name) == "map"]
+        _, values = model_runs.look(*self._given, at, strict=False)
+        maps = [name for name in values if _last(name) == "map"]
         if not maps:
             raise ValueError("model must have visible attention: it has no site */map.")
-        self.shapes = [found[name].shape for name in maps]
-        self.part = {n: i for i, n in enumerate(maps) if found[n].shape[-3]}
-        self.maps = {name: found[name] for name in self.part}
-        self._embeddings = [name for name in found if _last(name) in _EMBEDDINGS]
-        self.heads = [name for name in found if _last(name) == "heads"]
-        self._units = [name for name in found if name.endswith("feed_forward/output")]
-        others = [name for name in found if name in {*self.heads, *self._units}]
-        self.sources = {name: found[name] for name in (*self._embeddings, *others)}
-        self._factors = {n: x for n, x in found.items() if n.endswith("/factor")}
+        self.shapes = [values[name].shape for name in maps]
+        self.part = {n: i for i, n in enumerate(maps) if values[n].shape[-3]}
+        self.maps = {name: values[name] for name in self.part}
+        self._embeddings = [name for name in values if _last(name) in _EMBEDDINGS]
+        self.heads = [name for name in values if _last(name) == "heads"]
+        self._units = [name for name in values if name.endswith("feed_forward/output")]
+        others = [name for name in values if name in {*self.heads, *self._units}]
+        self.sources = {name: values[name] for name in (*self._embeddings, *others)}
+        self._factors = {n: x for n, x in values.items() if n.endswith("/factor")}
         self.components: tuple[Component, ...] = ()
         self._stacks = {}  # the components of a site: [B, T, m, X]
         for name, value in self.sources.items():
-            of_site, self._stacks[name] = self._components(name, value, found)
+            of_site, self._stacks[name] = self._components(name, value, values)
             self.components += of_site
         is_whole = "embedding" in map(_last, self._embeddings)
         self.components += (Component("biases" if is_whole else "rest"),)
@@ -169,8 +169,8 @@ class Held:
         result, first = {}, 0
         for name, stack in self._stacks.items():
             stop = first + stack.shape[-2]
-            chosen = stack * (jnp.arange(first, stop) == m).reshape(1, 1, -1, 1)
-            result[name] = chosen if name in self.heads else chosen.sum(-2)
+            alone = stack * (jnp.arange(first, stop) == m).reshape(1, 1, -1, 1)
+            result[name] = alone if name in self.heads else alone.sum(-2)
             first = stop
         return result
 
@@ -183,7 +183,7 @@ class Held:
         return read(edited, params, example)
 
     def _components(
-        self, name: str, value: Array, found: dict[str, Any]
+        self, name: str, value: Array, values: dict[str, Any]
     ) -> tuple[tuple[Component, ...], Array]:
         if name in self.heads:
             part, count = self.heads.index(name), value.shape[-2]
@@ -193,14 +193,14 @@ class Held:
             return (component,), value[..., None, :]
         side, tokens = _last(name).removesuffix("embedding"), _tokens_of(name)
         side = side.replace("_", " ")
-        if tokens not in found:
+        if tokens not in values:
             return (Component(f"{side}embedding"),), value[..., None, :]
 
         def embed(x: Array) -> Array:
-            read = lambda *given: model_runs.look(*given, at=[(name,)])[1][name]  # noqa: E731
+            read = lambda *arguments: model_runs.look(*arguments, at=[(name,)])[1][name]  # noqa: E731
             return self._run({tokens: x}, read)
 
-        of_tokens = jax.jvp(embed, (found[tokens],), (found[tokens],))[1]
+        of_tokens = jax.jvp(embed, (values[tokens],), (values[tokens],))[1]
         both = Component(f"{side}token"), Component(f"{side}position")
         return both, jnp.stack([of_tokens, value - of_tokens], -2)
 
@@ -404,8 +404,8 @@ def largest_pairs(
     parts = jax.lax.map(lambda m: chosen(held.push(held.single(m))), numbered)
     wholes = chosen(held.ends)
 
-    def largest(given: tuple[Array, Array, Array]) -> tuple[Array, Array]:
-        query, key, scale = given
+    def largest(sides_and_scales: tuple[Array, Array, Array]) -> tuple[Array, Array]:
+        query, key, scale = sides_and_scales
         terms = jnp.matmul(query * scale, key.T, precision="highest")
         _, best = jax.lax.top_k(jnp.abs(terms).ravel(), count)
         return jnp.stack(jnp.divmod(best, len(key)), -1), terms.ravel()[best]
@@ -417,15 +417,15 @@ def largest_pairs(
             x = jnp.moveaxis(x, 0, 2).reshape(-1, len(x), x.shape[-1])
             side.append(jnp.pad(x, ((0, 0), (0, 0), (0, size - x.shape[-1]))))
     scales = [cell.scales.ravel() for cell in numbers.values()]
-    given = *map(jnp.concatenate, sides), jnp.concatenate(scales)
+    sides_and_scales = *map(jnp.concatenate, sides), jnp.concatenate(scales)
     # A single loop over the cells of all parts, which compiles once.
-    best, found, first = jax.lax.map(largest, given), [], 0
+    best, result, first = jax.lax.map(largest, sides_and_scales), [], 0
     for cell in numbers.values():
         cells_ = slice(first, first + cell.scales.size)
         shaped = (x[cells_].reshape(*cell.scales.shape, *x.shape[1:]) for x in best)
-        found.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
+        result.append((cell.keys, cell.scores, cell.positions, cell.weights, *shaped))
         first = cells_.stop
-    return {"cells": found, "curvature": held.curvature()}
+    return {"cells": result, "curvature": held.curvature()}
 
 
 @model_runs.compiled
@@ -492,28 +492,28 @@ def sums_read(
         heads = range(map_.shape[-3])
         places += [(part, h, j) for j in range(len(Projections._fields)) for h in heads]
 
-    def of_head(given: tuple[Array, Array, Array]) -> Array:
-        part, head, kind = given
+    def of_head(place: tuple[Array, Array, Array]) -> Array:
+        part, head, kind = place
         cotangents, whole = {}, 0.0
         for name, target in targets.items():
             is_head = one(target.query.shape[-2:-1], head)
             is_head = is_head[None, None, :, None] * (part == held.part[name])
-            chosen = (x * is_head * (kind == j) for j, x in enumerate(target))
-            chosen = Projections(*chosen)
-            ends = zip(chosen, held.ends[name], strict=True)
+            of_kind = (x * is_head * (kind == j) for j, x in enumerate(target))
+            of_kind = Projections(*of_kind)
+            ends = zip(of_kind, held.ends[name], strict=True)
             whole += sum((x * y).sum((1, 2, 3)) for x, y in ends)
-            cotangents[name] = chosen._asdict()
+            cotangents[name] = of_kind._asdict()
         parts = held.parts(held.pull(cotangents)).sum(-1)  # [M, B]
         return jnp.concatenate([parts, (whole - parts.sum(0))[None]])
 
     places = np.array(places)
-    found = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
+    sums = jax.lax.map(of_head, tuple(map(jnp.asarray, places.T)))  # [..., M, B]
     num_heads = max(map_.shape[-3] for map_ in held.maps.values())
     shape = len(example.inputs), len(held.shapes), num_heads
     by = {}
     for j, kind in enumerate(circuits.KINDS):
         parts, heads, _ = places[places[:, 2] == j].T
-        values = jnp.moveaxis(found[places[:, 2] == j], -1, 0)
+        values = jnp.moveaxis(sums[places[:, 2] == j], -1, 0)
         by[kind] = jnp.full((*shape, values.shape[-1]), jnp.nan)
         by[kind] = by[kind].at[:, parts, heads].set(values)
     norms = jnp.zeros(shape).at[:, parts, heads].set(jnp.concatenate(norms, 1))

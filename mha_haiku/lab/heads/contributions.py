@@ -75,9 +75,9 @@ def logit_attribution(
         _check_config(model.config)
     if classes is not None and not components.is_set(model):
         model_runs.check_classes("classes", model, params, example, classes)
-    found, curvature = _contributions(model)(params, example, classes)
+    contributions, curvature = _contributions(model)(params, example, classes)
     components.check_linear(curvature)
-    return model_runs.fetched(found)
+    return model_runs.fetched(contributions)
 
 
 def _check_config(config: models.ModelConfig) -> None:
@@ -120,15 +120,15 @@ def logit_lens(model: models.Model, params: Any, example: tasks.Example) -> Arra
             "model must have one stack of layers, and logits, got family "
             f"{config.family!r} and output.logits = {config.output.logits}."
         )
-    found, output = model_runs.fetched(_lens(model)(params, example))
-    far = np.abs(found[-1] - output).max() / np.abs(output).max(initial=1e-30)
+    logits, output = model_runs.fetched(_lens(model)(params, example))
+    far = np.abs(logits[-1] - output).max() / np.abs(output).max(initial=1e-30)
     if not far < components.LINEAR:
         raise ValueError(
             "the residual stream must determine the logits, but what leaves the last "
             f"layer gives logits that are {far:.1%} off; ask without edits of the "
             "stream or the logits."
         )
-    return found
+    return logits
 
 
 @model_runs.compiled

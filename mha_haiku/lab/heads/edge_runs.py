@@ -36,7 +36,7 @@ Streams = tuple[dict[str, Array], dict[str, Array]]  # and what is missing in th
 class Pieces:
     """The parts of a model, as functions of parameters and of what they read.
 
-    `pieces(params, wanted, given)` computes the sites `wanted` from the sites `given`,
+    `pieces(params, outputs, values)` computes the sites `outputs` from sites `values`,
     and nothing else.
     """
 
@@ -52,38 +52,42 @@ class Pieces:
         run = functools.partial(model_runs.run, model)
         look = sites.look(run, [tuple(begins | ends)], strict=False)
         shapes = jax.eval_shape(look, params, example)[1]
-        given = {name: x for name, x in shapes.items() if name in begins}
+        begins_with = {name: x for name, x in shapes.items() if name in begins}
 
         # `look` is inside `edit`, and so sees computed values, not those that are set.
         def pieces(
-            params: Params, example: Example, given: Mapping[str, Array]
+            params: Params, example: Example, begins_with: Mapping[str, Array]
         ) -> list[Array]:
-            changes = {(name,): lambda _, x=x: x for name, x in given.items()}
+            changes = {(name,): lambda _, x=x: x for name, x in begins_with.items()}
             return [*sites.edit(look, changes)(params, example)[1].values()]
 
-        self._jaxpr = jax.make_jaxpr(pieces)(params, example, given)
-        self._example, self._given, self._names = example, sorted(given), list(shapes)
+        self._jaxpr = jax.make_jaxpr(pieces)(params, example, begins_with)
+        self._example, self._given, self._names = (
+            example,
+            sorted(begins_with),
+            list(shapes),
+        )
         self._modules = [
             (x, name) for x in sorted(params) for name in sorted(params[x])
         ]
         self._programs: dict[tuple[str, ...], tuple] = {}
 
     def __call__(
-        self, params: Params, wanted: Sequence[str], given: Mapping[str, Array]
+        self, params: Params, outputs: Sequence[str], values: Mapping[str, Array]
     ) -> dict[str, Array]:
         """Computes the wanted sites that exist, by the ends of their names."""
-        wanted = tuple(name for name in self._names if name in wanted)
-        if wanted not in self._programs:
-            used = [name in wanted for name in self._names]
-            self._programs[wanted] = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
-        jaxpr, used = self._programs[wanted]
+        outputs = tuple(name for name in self._names if name in outputs)
+        if outputs not in self._programs:
+            used = [name in outputs for name in self._names]
+            self._programs[outputs] = partial_eval.dce_jaxpr(self._jaxpr.jaxpr, used)
+        jaxpr, used = self._programs[outputs]
         # Of layers with the same shapes, only the parameters of one are passed.
         leaves = [params.get(module, {}).get(name) for module, name in self._modules]
         leaves += jax.tree.leaves(self._example)
-        leaves += [given.get(name) for name in self._given]
+        leaves += [values.get(name) for name in self._given]
         leaves = [x for x, is_used in zip(leaves, used, strict=True) if is_used]
         program = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self._jaxpr.consts))
-        names = [name.rpartition("/")[-1] for name in wanted]
+        names = [name.rpartition("/")[-1] for name in outputs]
         return dict(zip(names, program(*leaves), strict=True))
 
 
@@ -157,23 +161,25 @@ class EdgeRuns:
             return streams[stack][None] + added
 
         def step(
-            layer: Parts, params: Params, carry: Streams, given: Any
+            layer: Parts, params: Params, carry: Streams, sources_of_layer: Any
         ) -> tuple[Streams, None]:
             streams, missing = carry
-            for part, (cuts, theirs, writer) in zip(layer, given, strict=True):
+            for part, (cuts, theirs, writer) in zip(
+                layer, sources_of_layer, strict=True
+            ):
                 sources = [
                     read(x, cut, streams, missing)
                     for x, cut in zip(part.reads, cuts, strict=True)
                 ]
-                given = {part.reads[0]: sources[0][0]}
+                sources_of_layer = {part.reads[0]: sources[0][0]}
                 if part.groups:
                     heads = self._attended(
                         part, params, self._read(part, params, sources)
                     )
                     written = _contributions(part, params, theirs - heads)
-                    given = {part.written: heads}
+                    sources_of_layer = {part.written: heads}
                 name = f"{part.path}/output"
-                output = self._pieces(params, [name], given)["output"]
+                output = self._pieces(params, [name], sources_of_layer)["output"]
                 if not part.groups:
                     written = (theirs - output)[None]
                 stack = graphs.stack_of(part.path)
@@ -181,17 +187,17 @@ class EdgeRuns:
                 missing = missing | {stack: update(missing[stack], written, writer, 0)}
             return (streams, missing), None
 
-        def given(part: graphs.Part):
+        def sources_of(part: graphs.Part):
             size = len(part.nodes)
             first = [part.reader + i * size for i in range(len(part.reads))]
             cuts = [cut[:, x : x + size] for x in first]
             writer = part.writer - graph.stacks[graphs.stack_of(part.path)].start
             return cuts, corrupted[part.written], writer
 
-        (streams, missing), _ = self._over_layers(step, (streams, missing), given)
+        (streams, missing), _ = self._over_layers(step, (streams, missing), sources_of)
         (stream,) = read(graph.end, cut[:, -1:], streams, missing)
-        found = self._pieces(self._params, ["logits"], {graph.end: stream})
-        return self._metric(found["logits"], self.example)
+        values = self._pieces(self._params, ["logits"], {graph.end: stream})
+        return self._metric(values["logits"], self.example)
 
     def slopes(self, share: Array | None = None) -> Array:
         """Computes the change by patching each edge, at first order, `[B, E]`.
@@ -204,9 +210,11 @@ class EdgeRuns:
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
 
-        def step(layer: Parts, params: Params, carry: tuple[()], given: Any):
+        def step(layer: Parts, params: Params, carry: tuple[()], slopes_of_layer: Any):
             results = []
-            for part, (sources, slope, written) in zip(layer, given, strict=True):
+            for part, (sources, slope, written) in zip(
+                layer, slopes_of_layer, strict=True
+            ):
                 if part.groups:
                     by = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
@@ -215,13 +223,13 @@ class EdgeRuns:
                 results.append((written, by))
             return carry, results
 
-        def given(part: graphs.Part):
+        def sources_of(part: graphs.Part):
             slope = slopes.get(part.written)
             if not part.groups:
                 slope = slopes[part.reads[0]] - slopes[_left(part)]
             return [streams[x] for x in part.reads], slope, difference[part.written]
 
-        _, results = self._over_layers(step, (), given)
+        _, results = self._over_layers(step, (), sources_of)
         # By stack, in the order of the graph: the differences that nodes add, and
         # slopes by the inputs of readers.
         added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
@@ -279,8 +287,8 @@ class EdgeRuns:
     ) -> dict[str, Array]:
         """Computes the query (and gates), key or value of a head from `[B, T, D]`."""
         names = [f"{part.path}/{name}" for name in graphs.READ[kind]]
-        given = {part.reads["qkv".index(kind)]: source}
-        values = self._pieces(params, names, given)
+        read = {part.reads["qkv".index(kind)]: source}
+        values = self._pieces(params, names, read)
         # The heads of a group read the same key and value.
         place = head if kind == "q" else jnp.array(part.groups)[head]
         return {name: x[..., place, :] for name, x in values.items()}
@@ -312,14 +320,14 @@ class EdgeRuns:
         shared = [np.flatnonzero(groups == g) for g in range(groups.max() + 1)]
         # `[runs, G]`: the head whose key each key/value head has in a run.
         runs = range(rank.max() + 1)
-        chosen = [[heads[i % len(heads)] for heads in shared] for i in runs]
+        heads_of_runs = [[heads[i % len(heads)] for heads in shared] for i in runs]
 
         def run(heads: Array) -> Array:
             values = {name: read[name][..., heads, :] for name in ("key", "value")}
-            given = {f"{part.path}/{name}": x for name, x in (read | values).items()}
-            return self._pieces(params, [part.written], given)["heads"]
+            inputs = {f"{part.path}/{name}": x for name, x in (read | values).items()}
+            return self._pieces(params, [part.written], inputs)["heads"]
 
-        outputs = jax.vmap(run)(jnp.array(chosen))
+        outputs = jax.vmap(run)(jnp.array(heads_of_runs))
         return jnp.moveaxis(outputs[rank, :, :, np.arange(len(groups))], 0, -2)
 
     def _head_slopes(
@@ -353,14 +361,14 @@ class EdgeRuns:
         self,
         step: Callable[..., tuple[Any, Any]],
         carry: Any,
-        given: Callable[[graphs.Part], Any],
+        of_part: Callable[[graphs.Part], Any],
     ) -> tuple[Any, list]:
         """Runs `step(parts, params, carry, trees)`; returns the last carry and results.
 
-        `given` makes the tree of a part; there is one result per layer.
+        `of_part` makes the tree of a part; there is one result per layer.
         """
         results, layers = [], self.graph.layers
-        trees = [[given(part) for part in layer] for layer in layers]
+        trees = [[of_part(part) for part in layer] for layer in layers]
         if not self._is_scanned:
             for layer, tree in zip(layers, trees, strict=True):
                 carry, result = step(layer, self._params, carry, tree)

@@ -43,8 +43,8 @@ def ablate(
     indices = jnp.atleast_1d(jnp.asarray(heads))
 
     def change(values: Array) -> Array:
-        known = tiles.known(indices)
-        for number in [] if known is None else known.tolist():
+        concrete = tiles.known(indices)
+        for number in [] if concrete is None else concrete.tolist():
             checks.integer_in("heads", number, 0, values.shape[-2] - 1)
         return values.at[..., indices, :].set(jnp.asarray(value, values.dtype))
 

@@ -218,8 +218,8 @@ def _paths(runs: _HeadRuns, edges: Array) -> tuple[Array]:
 
         # All heads of the receiver's part read the changed values; the others are then
         # set back to their clean outputs.
-        def restored(values: Array, known: tuple[int | Array, Array]) -> Array:
-            part, whole = known
+        def restored(values: Array, part_and_whole: tuple[int | Array, Array]) -> Array:
+            part, whole = part_and_whole
             is_other = (part == receiver[0]) & ~_is_head(receiver, part, whole)
             return jnp.where(is_other, whole, values)
 
@@ -319,8 +319,8 @@ def _order(model: models.Model, params: Any, example: Example) -> list[int]:
     """Lists the indices of attention parts in the order of the program."""
     look = sites.look(functools.partial(model_runs.run, model), ["*/heads"])
     names = jax.eval_shape(look, params, example)[1]
-    known = list(model_runs.parts(model, params, example))
-    return [known.index(name.rpartition("/")[0]) for name in names]
+    paths = list(model_runs.parts(model, params, example))
+    return [paths.index(name.rpartition("/")[0]) for name in names]
 
 
 @_program

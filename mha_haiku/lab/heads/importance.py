@@ -207,10 +207,10 @@ def _largest_weights(model: models.Model, params: Any, example: Example) -> Arra
         return weights.reshape(count, rows, weights.shape[-1]).mean(1)
 
     at = model_runs.by_kind(largest, model, params, example)
-    _, found = model_runs.look(model, params, example, at)
-    exists = model_runs.exists([x.shape[-1] for x in found.values()])
+    _, maps = model_runs.look(model, params, example, at)
+    exists = model_runs.exists([x.shape[-1] for x in maps.values()])
     result = jnp.full((count, *exists.shape), jnp.nan)
-    return result.at[:, exists].set(jnp.concatenate([*found.values()], axis=-1))
+    return result.at[:, exists].set(jnp.concatenate([*maps.values()], axis=-1))
 
 
 def gated_metric(
@@ -250,12 +250,14 @@ _SMALL_SLOPE = 1e-6
 _FLAT = 1e-5
 
 
-def _warn_if_flat(found: Any, subject: Measured, ablation_value: AblationValue) -> None:
+def _warn_if_flat(
+    changes: Any, subject: Measured, ablation_value: AblationValue
+) -> None:
     """Warns if the metric is flat at the unedited model, so that ranks are noise."""
-    largest = np.nanmax(found.per_example, initial=0.0)
+    largest = np.nanmax(changes.per_example, initial=0.0)
     if largest > _SMALL_SLOPE:
         return
-    gates = np.stack([np.ones_like(found.mean), np.zeros_like(found.mean)])
+    gates = np.stack([np.ones_like(changes.mean), np.zeros_like(changes.mean)])
     metric = gated_metric(subject, gates, ablation_value=ablation_value)
     change = np.abs(metric[:, 1] - metric[:, 0]).max()
     if largest < _FLAT * change:
@@ -276,11 +278,11 @@ def _measured(
     if measure.unit not in (None, "nats"):
         unit = measure.unit
     label = measure.label.format(metric=metric)
-    found = Heads.of_examples(per_example, kinds, name=name, unit=unit, label=label)
+    result = Heads.of_examples(per_example, kinds, name=name, unit=unit, label=label)
     config = subject.model.config
     if config is None:
-        return found
-    return found.named([x.names for x in models.heads_of_layers(config)])
+        return result
+    return result.named([x.names for x in models.heads_of_layers(config)])
 
 
 def _results(

@@ -107,8 +107,8 @@ def logit_difference(logits: Array, example: tasks.Example) -> Array:
 
     Source: Wang et al. 2022, section 3, https://arxiv.org/abs/2211.00593.
     """
-    chosen = jnp.take_along_axis(at_last(logits, example), example.targets, axis=-1)
-    return chosen[:, 1] - chosen[:, 0]
+    pair = jnp.take_along_axis(at_last(logits, example), example.targets, axis=-1)
+    return pair[:, 1] - pair[:, 0]
 
 
 def at_last(logits: Array, example: tasks.Example) -> Array:

@@ -83,18 +83,18 @@ def compiled(function: Callable, *, compacts: bool = True) -> Callable:
     """
 
     @functools.lru_cache(maxsize=8)
-    def program(unedited: models.Model, **known: Any) -> Callable:
+    def program(unedited: models.Model, **options: Any) -> Callable:
         def run(edits: Any, params: Any, *arrays: Any) -> Any:
             model = unedited.edited(*edits)
             pair = compact(model, params) if compacts else (model, params)
-            return function(*pair, *arrays, **known)
+            return function(*pair, *arrays, **options)
 
         # Logits of long texts are only read by metrics, position by position.
         return jit(sites.blockwise(run))
 
-    def of_model(model: models.Model, **known: Any) -> Callable:
+    def of_model(model: models.Model, **options: Any) -> Callable:
         unedited, edits = model.unedited()
-        run = program(unedited, **known)
+        run = program(unedited, **options)
 
         def checked(params: Any, *arrays: Any) -> Any:
             for array in arrays:
@@ -184,14 +184,14 @@ def maps(
 
 
 def check_classes(
-    name: str, model: models.Model, params: Any, example: tasks.Example, given: Any
+    name: str, model: models.Model, params: Any, example: tasks.Example, classes: Any
 ) -> None:
     """Raises ValueError if numbers are not classes of the model's logits."""
     count = model.num_classes
     if count is None:
         output = jax.eval_shape(functools.partial(run, model), params, example)
         count = output.logits.shape[-1]
-    for number in np.ravel(np.asarray(given)).tolist():
+    for number in np.ravel(np.asarray(classes)).tolist():
         checks.integer_in(name, number, 0, count - 1)
 
 
@@ -204,11 +204,11 @@ def look(
     encoder come first, sites of cross-attention last; attention parts are numbered in
     this order.
     """
-    output, found = looking(functools.partial(run, model), at, example, **options)(
+    output, values = looking(functools.partial(run, model), at, example, **options)(
         params, example
     )
-    names = sorted(found, key=lambda name: _ORDER.index(kind_of(name)))
-    return output, collections.OrderedDict((name, found[name]) for name in names)
+    names = sorted(values, key=lambda name: _ORDER.index(kind_of(name)))
+    return output, collections.OrderedDict((name, values[name]) for name in names)
 
 
 def run_edited(
@@ -224,8 +224,8 @@ def looking(function: Callable, at: Any, example: tasks.Example, **options: bool
         looked = sites.look(function, at, **options)
 
         def run(*args: Any) -> tuple[Any, dict[str, Any]]:
-            output, found = looked(*args)
-            return output, {x: arranged(x, y, example) for x, y in found.items()}
+            output, values = looked(*args)
+            return output, {x: arranged(x, y, example) for x, y in values.items()}
 
         return run
 
@@ -310,12 +310,12 @@ def kinds_by_path(paths: Sequence[str]) -> list[str]:
 
     In a tower there may be several kinds: "qformer" and "qformer cross".
     """
-    kinds, found = list(map(kind_of, paths)), list(map(_TOWER.search, paths))
-    if len({x and x.lastgroup for x in found}) < 2:
+    kinds, matches = list(map(kind_of, paths)), list(map(_TOWER.search, paths))
+    if len({x and x.lastgroup for x in matches}) < 2:
         return kinds
     towers = [
         x.lastgroup if x else path.removeprefix("model/").partition("/")[0]
-        for path, x in zip(paths, found, strict=True)
+        for path, x in zip(paths, matches, strict=True)
     ]
     kinds = [
         "cross" if _CROSS.search(path) else kind
@@ -366,8 +366,8 @@ def layer_numbers(paths: Sequence[str]) -> list[int]:
     before = os.path.commonprefix([*paths]).rstrip("0123456789")
     if len(paths) == 1:  # of layer 3 alone
         before = re.split(r"(?<![^/_.])\d+(?![^/_.#])", paths[0])[0]
-    found = [re.match(r"\d+(?![^/_.#])", path[len(before) :]) for path in paths]
-    numbers = [int(x[0]) for x in found if x]
+    matches = [re.match(r"\d+(?![^/_.#])", path[len(before) :]) for path in paths]
+    numbers = [int(x[0]) for x in matches if x]
     is_count = len(numbers) == len(paths) and numbers == sorted({*numbers})
     return numbers if is_count else list(range(len(paths)))
 
@@ -423,12 +423,12 @@ def tokens(example: tasks.Example, kind: str) -> Array | np.ndarray | None:
     return jnp.asarray(inputs) if is_tokens and kind != "cross" else None
 
 
-def tokens_at(example: tasks.Example, kind: str, chosen: Sequence[int]) -> Array | None:
+def tokens_at(example: tasks.Example, kind: str, places: Sequence[int]) -> Array | None:
     """Marks the keys of maps of a kind that are chosen tokens, `[B, S]`; or None."""
     are_tokens = jnp.issubdtype(example.inputs.dtype, jnp.integer)
-    if kind == "decoder" or not are_tokens or not chosen:
+    if kind == "decoder" or not are_tokens or not places:
         return None
-    return jnp.isin(jnp.asarray(example.inputs), jnp.array(chosen, jnp.int32))
+    return jnp.isin(jnp.asarray(example.inputs), jnp.array(places, jnp.int32))
 
 
 def key_lengths(example: tasks.Example, kind: str) -> Array | np.ndarray | None:

@@ -135,8 +135,8 @@ def _acting(
     start = jax.tree.map(moved, params)
     # The slope of a bias of keys, which moves all scores of a query alike, is rounding,
     # of which some is 0; seldom in all of these.
-    found = jax.lax.map(acting, jax.random.split(key, _DRAWS))
-    return jax.tree.map(lambda x: x.any(0), found)
+    marks = jax.lax.map(acting, jax.random.split(key, _DRAWS))
+    return jax.tree.map(lambda x: x.any(0), marks)
 
 
 def _sides(marks: Any) -> list[Any]:

@@ -63,8 +63,8 @@ class Changes(Result):
         return {name: float(getattr(self, name)[place]) for name in names}
 
 
-def _pairs(found: Changes) -> str:
-    count = len(found.base)
+def _pairs(changes: Changes) -> str:
+    count = len(changes.base)
     return display.count(count, "pair")
 
 

@@ -155,8 +155,8 @@ def _indices(row: Sequence[int] | np.ndarray) -> list[int]:
 def kept_names(keep: Sequence[Sequence[int]], layers: Sequence[Any]) -> list[list[int]]:
     """Lists the heads to keep in each layer, or raises ValueError."""
     if len(keep) != len(layers):
-        wanted = f"an entry for each of the {len(layers)} layers"
-        raise ValueError(f"keep must have {wanted}, got {len(keep)}.")
+        expected = f"an entry for each of the {len(layers)} layers"
+        raise ValueError(f"keep must have {expected}, got {len(keep)}.")
     result = [_indices(row) for row in keep]
     for names, layer in zip(result, layers, strict=True):
         if set(names) - set(layer.names) or len(set(names)) < len(names):

@@ -63,19 +63,19 @@ def roles(
         aligned = None
         if align is not None and example.decoder_inputs is not None:
             shape = *example.decoder_inputs.shape, example.inputs.shape[1]
-            known = alignment.of_batch(align, model_runs.fetched(example))
+            alignments = alignment.of_batch(align, model_runs.fetched(example))
             # If nothing is known, uses the same program as for other batches.
-            aligned = known.get("aligned", np.zeros(shape, bool))
+            aligned = alignments.get("aligned", np.zeros(shape, bool))
         return observe(params, example, aligned)
 
     sums = model_runs.over(batches, of_batch)
     total = jax.tree.map(lambda *x: sum(map(np.float64, x)), *sums)
     example = next(iter(batches)) if model.config is None else None
     kinds = model_runs.kinds_of(model, params, example)
-    found = roles_of_evidence(total, kinds=kinds)
+    result = roles_of_evidence(total, kinds=kinds)
     if model.config is None:
-        return found
-    return found.named([x.names for x in models.heads_of_layers(model.config)])
+        return result
+    return result.named([x.names for x in models.heads_of_layers(model.config)])
 
 
 def role_of(scores: Mapping[str, float]) -> str:
@@ -121,8 +121,8 @@ def _observed(
         statistics = attention_map.statistics(
             tokens=told["tokens"], positions=positions
         )
-        found = role_evidence(attention_map, statistics, **told, aligned=aligned)
-        return jax.tree.map(lambda x: x.sum(0), found)
+        evidence = role_evidence(attention_map, statistics, **told, aligned=aligned)
+        return jax.tree.map(lambda x: x.sum(0), evidence)
 
     at = model_runs.by_kind(summed, model, params, example)
     return list(model_runs.look(model, params, example, at)[1].values())
@@ -191,18 +191,18 @@ def role_evidence(
         tokens = tokens.reshape(lines[0], num_queries)
         repeated = _repeated(tokens, seen.any(1))[:, None]
         shares["induction"] = jnp.broadcast_to(repeated, lines)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         name: jnp.stack([x.reshape(lines), shares[name]], -1)
         for name, x in scores.items()
         if x is not None
     }
     if pictures is not None and kind != "cross":
-        found["on_image"] = _on_image(attention_map, pictures).reshape(*lines, 2)
+        result["on_image"] = _on_image(attention_map, pictures).reshape(*lines, 2)
     if kind == "cross" and aligned is not None:
         right = alignment.shares(jnp.where(seen, places, -1), aligned)
-        found |= alignment.evidence({"aligned": right})
+        result |= alignment.evidence({"aligned": right})
     last = num_keys if lengths is None else jnp.asarray(lengths)[:, None, None]
-    return found | {
+    return result | {
         "positional": _counts(rows + (origin.query - origin.key) - places, seen),
         "anti_diagonal": _counts(rows + places - (last - 1), seen),
     }
@@ -222,8 +222,8 @@ def _on_image(
 def _counts(values: Array, seen: Array) -> Array:
     """Counts -128 to 128 among seen values, and all others."""
     # By comparisons, so that examples on several devices are counted where they are.
-    wanted = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
-    is_there = (values[..., None] == wanted) & seen[..., None]
+    offsets = jnp.arange(-_FARTHEST, _FARTHEST + 1).reshape(*(1,) * values.ndim, -1)
+    is_there = (values[..., None] == offsets) & seen[..., None]
     counts = is_there.sum(-2, dtype=jnp.float32)
     others = seen.sum(-1, dtype=jnp.float32) - counts.sum(-1)
     return jnp.concatenate([counts, others[..., None]], -1)
@@ -258,7 +258,7 @@ def _correlations(rows: Array, places: Array, seen: Array) -> Array:
 
 
 def roles_of_evidence(
-    found: Sequence[Mapping[str, np.ndarray]],
+    evidence: Sequence[Mapping[str, np.ndarray]],
     *,
     columns: Sequence[Sequence[int]] | None = None,
     kinds: Sequence[str] = (),
@@ -278,11 +278,11 @@ def roles_of_evidence(
       [['previous_token', 'no_clear_role'], ['induction', 'no_clear_role']]
     """
     if columns is None:
-        columns = [range(len(sums["positional"])) for sums in found]
-    shape = len(found), 1 + max((h for row in columns for h in row), default=-1)
+        columns = [range(len(sums["positional"])) for sums in evidence]
+    shape = len(evidence), 1 + max((h for row in columns for h in row), default=-1)
     names, deciding = np.full(shape, "", dtype=object), np.full(shape, np.nan)
     values = {name: np.full(shape, np.nan) for name in [*SCORES, OFFSET]}
-    for i, (sums, places) in enumerate(zip(found, columns, strict=True)):
+    for i, (sums, places) in enumerate(zip(evidence, columns, strict=True)):
         scores = _scores(sums)
         offsets = sums["positional"][:, :-1].argmax(-1) - _FARTHEST
         for name, x in (*scores.items(), (OFFSET, offsets)):
@@ -295,15 +295,15 @@ def roles_of_evidence(
     told = {name: ("", label) for name, label in SCORES.items()}
     told[OFFSET] = "positions", "most frequent offset of a query's key"
     role = Column(deciding, "score", "score that decides the role", names=names)
-    known = {x: y for x, y in values.items() if not np.isnan(y).all()}
-    shown = {ROLE: role} | {x: Column(y, *told[x]) for x, y in known.items()}
+    measured = {x: y for x, y in values.items() if not np.isnan(y).all()}
+    entries = {ROLE: role} | {x: Column(y, *told[x]) for x, y in measured.items()}
     meanings = {
         name: f"at least {role.threshold:g} of: {role.label}"
         for name, role in ROLES.items()
     }
     meanings[NO_CLEAR_ROLE] = "none of the roles"
     notes = (f"role {x:<{_LONGEST}}  {y}" for x, y in meanings.items() if x in names)
-    return Heads.of("Roles of heads", shown, tuple(kinds), notes=tuple(notes))
+    return Heads.of("Roles of heads", entries, tuple(kinds), notes=tuple(notes))
 
 
 def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
@@ -315,8 +315,8 @@ def _scores(sums: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         for name, x in sums.items()
     }
     if "aligned" in scores:  # NaN if nothing is known
-        known = sums["aligned"][:, 1] > 0
-        scores["aligned"] = np.where(known, scores["aligned"], np.nan)
+        has_aligned = sums["aligned"][:, 1] > 0
+        scores["aligned"] = np.where(has_aligned, scores["aligned"], np.nan)
     if "monotonic" in scores:  # or decreasing, as long as all examples are
         scores["monotonic"] = np.abs(scores["monotonic"])
     return scores

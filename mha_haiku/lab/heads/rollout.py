@@ -97,8 +97,8 @@ def _positions(maps: Maps, rows: Rows) -> Array | np.ndarray:
     if not isinstance(rows, slice | range):
         rows = rows if isinstance(rows, jax.Array) else np.asarray(rows)
         if rows.ndim > 1 and rows.shape[:-1] != tuple(batch_shape):
-            wanted = f"[R] or [B..., R] with B... = {tuple(batch_shape)}"
-            raise ValueError(f"rows must be {wanted}, got shape {rows.shape}.")
+            expected = f"[R] or [B..., R] with B... = {tuple(batch_shape)}"
+            raise ValueError(f"rows must be {expected}, got shape {rows.shape}.")
         shape, rows = rows.shape or (1,), rows.reshape(-1)
     positions = tiles.positions(rows, size).reshape(shape)
     if positions.ndim == 1:

@@ -210,11 +210,11 @@ class Reads(Answer):
         for kind in self.by:
             weights, of_kind = self.composition.get(kind), []
             for (p, h, m), x in np.ndenumerate(self.mean(kind)):
-                source, known = self.components[m], float("nan")
+                source, composition = self.components[m], float("nan")
                 if source.kind == "head" and weights is not None:
-                    known = float(weights[source.layer, source.head, p, h])
+                    composition = float(weights[source.layer, source.head, p, h])
                 row = {"term": float(x), "head": f"{p}.{h}", "by": kind}
-                row |= {"reads": str(source), "composition of weights": known}
+                row |= {"reads": str(source), "composition of weights": composition}
                 of_kind.append(row)
             rows += _largest_first(of_kind, count)
         return rows
@@ -252,34 +252,34 @@ def pairs(
         is not a scaled product of queries and keys, or the model is not linear with the
         factors of its norms held.
     """
-    known = _known(model, params, example)
-    _, _, num_queries, num_keys = _shape_of(known, layer, head)
+    held = _known(model, params, example)
+    _, _, num_queries, num_keys = _shape_of(held, layer, head)
     query = _position("query", query, num_queries)
     key = -1 if key is None else _position("key", key, num_keys)
     split = set() if isinstance(sources, bool) else set(map(tuple, sources))
     for place in split:
-        _shape_of(known, *place)
+        _shape_of(held, *place)
     program = components.split_cell(model, splits=bool(sources))
-    found = _run(program, params, example, layer, head, query, key)
+    values = _run(program, params, example, layer, head, query, key)
     # In the order of `CellNumbers`.
-    place, score, bias, scale, weight = map(float, found["cell"])
+    place, score, bias, scale, weight = map(float, values["cell"])
     key = int(place)
     if not np.isfinite(score):
         raise ValueError(f"query {query} does not see key {key}: there is no score.")
-    sides = [_with_rest(side["parts"], side["whole"]) for side in found["sides"]]
+    sides = [_with_rest(side["parts"], side["whole"]) for side in values["sides"]]
     if sources is True:
         largest = np.argsort(-np.abs(sides[0] @ sides[1].T), axis=None)[:MOST_SPLIT]
         split = np.concatenate(np.divmod(largest, len(sides[1]))).tolist()
-        split = {known.components[m][1:3] for m in split}
+        split = {held.components[m][1:3] for m in split}
     (queries, query_parts), (keys, key_parts) = (
-        _split(known.components, parts, side["splits"], split)
-        for side, parts in zip(found["sides"], sides, strict=True)
+        _split(held.components, parts, side["splits"], split)
+        for side, parts in zip(values["sides"], sides, strict=True)
     )
     parts, place = (query_parts * scale, key_parts), (layer, head, query, key)
     title = "Layer {}, head {}, query {}, key {}: score ".format(*place)
     title += f"{score:.4g}, weight {weight:.3g}"
     terms = parts[0] @ key_parts.T
-    size, kind = np.abs(terms).sum() + abs(bias), found["sides"][0]["parts"].dtype
+    size, kind = np.abs(terms).sum() + abs(bias), values["sides"][0]["parts"].dtype
     _check_whole("the score", terms.sum() + bias, score, size, kind)
     return Pairs(place, title, (queries, keys), terms, score, parts, bias, weight)
 
@@ -300,20 +300,20 @@ def cells(
     one with the n-th largest weight, by default -1; `queries` defaults to all. `count`
     is the number of pairs per cell.
     """
-    known = _known(model, params, example)
-    longest, most_keys = (max(x[i] for x in known.shapes) for i in (2, 3))
+    held = _known(model, params, example)
+    longest, most_keys = (max(x[i] for x in held.shapes) for i in (2, 3))
     key = -1 if key is None else key
     checks.integer_in("key", key, -most_keys, most_keys - 1)
     checks.positive_integer("count", count)
     queries = range(longest) if queries is None else queries
     places = np.array([_position("queries", t, longest) for t in queries], np.int32)
-    count = min(count, len(known.components) ** 2)
+    count = min(count, len(held.components) ** 2)
     program = components.largest_pairs(model, count=count)
-    found = _run(program, params, example, places, key)
-    parts = [part for part, shape in enumerate(known.shapes) if shape[1]]
-    by_part = zip(*found["cells"], strict=True)
+    values = _run(program, params, example, places, key)
+    parts = [part for part, shape in enumerate(held.shapes) if shape[1]]
+    by_part = zip(*values["cells"], strict=True)
     fields = (dict(zip(parts, arrays, strict=True)) for arrays in by_part)
-    return Cells(known.components, places, *fields)
+    return Cells(held.components, places, *fields)
 
 
 def written(
@@ -333,20 +333,20 @@ def written(
     its logit at the query, before a soft cap. By default terms are along the head's
     output, and add up to its length.
     """
-    known = _known(model, params, example)
-    _, _, num_queries, num_keys = _shape_of(known, layer, head)
+    held = _known(model, params, example)
+    _, _, num_queries, num_keys = _shape_of(held, layer, head)
     query = _position("query", query, num_queries)
     if answer is not None and not components.is_set(model):
         model_runs.check_classes("answer", model, params, example, answer)
     unit, answer = ("output", -1) if answer is None else ("logit", answer)
     program = components.split_output(model, is_logit=unit == "logit")
-    found = _run(program, params, example, layer, head, query, answer)
-    terms = _with_rest(found["terms"], found["whole"]).T[:num_keys]
-    total = float(found["total"])
-    size, kind = np.abs(terms).sum(), found["total"].dtype
+    values = _run(program, params, example, layer, head, query, answer)
+    terms = _with_rest(values["terms"], values["whole"]).T[:num_keys]
+    total = float(values["total"])
+    size, kind = np.abs(terms).sum(), values["total"].dtype
     _check_whole("what the head writes", terms.sum(), total, size, kind)
     title = f"Layer {layer}, head {head}, query {query}: {unit} {total:.4g}"
-    sides = tuple(range(len(terms))), known.components
+    sides = tuple(range(len(terms))), held.components
     return Terms((layer, head, query), title, sides, terms, total)
 
 
@@ -361,7 +361,7 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     results = model_runs.over(batches, lambda batch: program(params, batch))
     for result in results:
         components.check_linear(result["curvature"])
-    known, config = _known(model, params, next(iter(batches))), model.config
+    held, config = _known(model, params, next(iter(batches))), model.config
     by, norms, counts = (
         jax.tree.map(lambda *x: np.concatenate(x, dtype=np.float64), *sums)
         for sums in zip(*(result["sums"] for result in results), strict=True)
@@ -369,25 +369,25 @@ def reads(model: models.Model, params: Any, batches: Batches) -> Reads:
     composition = {}
     if config is not None:
         composition = {kind: circuits.compositions(model, params, kind) for kind in by}
-    return Reads(known.components, by, norms, counts, composition)
+    return Reads(held.components, by, norms, counts, composition)
 
 
 def _known(model: models.Model, params: Any, example: tasks.Example) -> Held:
     """Traces a run for what needs no numbers: its components, and shapes of maps."""
-    found = []
+    traces = []
 
     def trace(params: Any, example: tasks.Example):
-        found.append(Held(*model_runs.compact(model, params), example))
+        traces.append(Held(*model_runs.compact(model, params), example))
 
     jax.eval_shape(trace, params, example)
-    return found[0]
+    return traces[0]
 
 
-def _shape_of(known: Held, layer: int, head: int) -> tuple[int, ...]:
+def _shape_of(held: Held, layer: int, head: int) -> tuple[int, ...]:
     """Returns the shape of a head's map; raises ValueError without such a head."""
-    checks.integer_in("layer", layer, 0, len(known.shapes) - 1)
-    checks.integer_in("head", head, 0, known.shapes[layer][1] - 1)
-    return known.shapes[layer]
+    checks.integer_in("layer", layer, 0, len(held.shapes) - 1)
+    checks.integer_in("head", head, 0, held.shapes[layer][1] - 1)
+    return held.shapes[layer]
 
 
 def _with_rest(parts: np.ndarray, whole: np.ndarray) -> np.ndarray:
@@ -410,15 +410,15 @@ def _position(name: str, value: int, length: int) -> int:
 
 
 def _split(
-    known: Sequence[Component],
+    heads: Sequence[Component],
     parts: Iterable[np.ndarray],
     splits: Mapping[int, Sequence[np.ndarray]],
-    chosen: Container[tuple[int, ...]],
+    of_heads: Container[tuple[int, ...]],
 ) -> tuple[tuple[Component, ...], np.ndarray]:
     """Splits the components of chosen heads, and their parts, by source position."""
     result = []
-    for head, part in zip(known, parts, strict=True):
-        if head.kind != "head" or head[1:3] not in chosen:
+    for head, part in zip(heads, parts, strict=True):
+        if head.kind != "head" or head[1:3] not in of_heads:
             result.append((head, part))
             continue
         of_head = (np.asarray(x, np.float64) for x in splits[head.layer])
@@ -436,14 +436,14 @@ def _split(
 
 def _check_whole(
     what: str,
-    found: np.ndarray | float,
+    total: np.ndarray | float,
     whole: np.ndarray | float,
     size: float,
     dtype: Any,
 ):
     """Raises ValueError if terms do not add up to what they explain."""
     error = 16 * float(jnp.finfo(dtype).eps)
-    far = np.abs(found - whole).max()
+    far = np.abs(total - whole).max()
     if not far <= max(components.LINEAR, error) * size:
         raise ValueError(
             f"the terms of {what} must add up to it, but are {far:.4g} off, where "

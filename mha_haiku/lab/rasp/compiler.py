@@ -92,11 +92,11 @@ class Compiled:
         Targets `[B, T]` are indices into `answers`; the first position does not count.
         """
         checks.positive_integer("count", count)
-        program, known = self.program, self.program.vocabulary
+        program, words = self.program, self.program.vocabulary
         inputs = program.sample(np.random.default_rng(seed), count)
-        answers = [program([known[i] for i in row]) for row in inputs.tolist()]
+        answers = [program([words[i] for i in row]) for row in inputs.tolist()]
         targets = [[self.answers.index(x) for x in row] for row in answers]
-        inputs = np.insert(np.int32(inputs), 0, len(known), axis=1)
+        inputs = np.insert(np.int32(inputs), 0, len(words), axis=1)
         targets = np.insert(np.array(targets, np.int32), 0, len(self.answers) - 1, 1)
         weights = np.ones(targets.shape, np.float32)
         weights[:, 0] = 0

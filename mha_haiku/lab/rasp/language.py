@@ -212,8 +212,8 @@ class Program:
         """
         if len(inputs) != self.length:
             raise ValueError(f"inputs must be {self.length} tokens, got {len(inputs)}.")
-        known = {tokens: list(inputs), indices: list(range(self.length))}
-        return _values(self.output, self.is_causal, known)
+        values = {tokens: list(inputs), indices: list(range(self.length))}
+        return _values(self.output, self.is_causal, values)
 
     def domain(self, sequence: Sequence) -> list[Any]:
         """Lists all values that a sequence may have, except None, in order."""
@@ -246,43 +246,43 @@ def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
     }
 
 
-def _values(sequence: Sequence, is_causal: bool, known: dict) -> list[Any]:
-    """Computes the values of a sequence; `known` caches the values of all sequences."""
-    if sequence in known:
-        return known[sequence]
+def _values(sequence: Sequence, is_causal: bool, values: dict) -> list[Any]:
+    """Computes the values of a sequence; `values` caches those of all sequences."""
+    if sequence in values:
+        return values[sequence]
     for source in itertools.chain(*inputs_of(sequence).values()):
-        _values(source, is_causal, known)
+        _values(source, is_causal, values)
     if isinstance(sequence, Map):
-        rows = zip(*(known[x] for x in sequence.inputs), strict=True)
+        rows = zip(*(values[x] for x in sequence.inputs), strict=True)
         result = [None if None in row else sequence.function(*row) for row in rows]
     else:
         assert isinstance(sequence, Head)  # the values of leaves are given
-        count = len(known[tokens])
+        count = len(values[tokens])
         result = []
         for query in range(count):
             seen = range(query + 1 if is_causal else count)
-            keys = _selected(sequence.selector, query, seen, known)
-            result.append(_gathered(sequence, keys, known))
-    known[sequence] = result
+            keys = _selected(sequence.selector, query, seen, values)
+            result.append(_gathered(sequence, keys, values))
+    values[sequence] = result
     return result
 
 
-def _selected(selector: Selector, query: int, seen: range, known: dict) -> list[int]:
+def _selected(selector: Selector, query: int, seen: range, values: dict) -> list[int]:
     def holds(condition: Condition, key: int):
-        pair = known[condition.keys][key], known[condition.queries][query]
+        pair = values[condition.keys][key], values[condition.queries][query]
         return None not in pair and bool(condition.predicate(*pair))
 
     keys = [s for s in seen if all(holds(x, s) for x in selector.conditions)]
     if not selector.orders or not keys:
         return keys
-    ranks = {s: [known[order][s] for order in selector.orders] for s in keys}
+    ranks = {s: [values[order][s] for order in selector.orders] for s in keys}
     return [s for s in keys if ranks[s] == max(ranks.values())]
 
 
-def _gathered(head: Head, keys: list[int], known: dict) -> Any:
+def _gathered(head: Head, keys: list[int], values: dict) -> Any:
     if head.values is None:
         return Fraction(1, 1 + len(keys))
-    held = [known[head.values][key] for key in keys]
+    held = [values[head.values][key] for key in keys]
     if len(set(held)) > 1:
         raise ValueError(
             f"keys that {head.name!r} selects must agree on their value, got {held}."

@@ -63,7 +63,7 @@ def _offered(
     def offer(make: Callable[[int], Sequence]):
         def program(length: int = 8) -> Program:
             symbols = tuple(range(length) if vocabulary is None else vocabulary)
-            draw = lambda *given: sample(*given, length, len(symbols))  # noqa: E731
+            draw = lambda *arguments: sample(*arguments, length, len(symbols))  # noqa: E731
             name, output = make.__name__, make(length)
             return Program(name, output, symbols, length, is_causal, draw)
 

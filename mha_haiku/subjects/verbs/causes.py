@@ -55,10 +55,10 @@ def patch(
         answers the same to both and no answers are given.
     """
     pair, tokens = _pair(subject, clean, corrupted, answers)
-    found = heads.activation_patching(*pair, into=into, **options)
+    result = heads.activation_patching(*pair, into=into, **options)
     parts = _parts(subject, pair) if options.get("what", "heads") == "heads" else []
     numbers = tuple(x.layer for x in parts)
-    return dataclasses.replace(found, tokens=tokens, numbers=numbers, unit=_LOGITS)
+    return dataclasses.replace(result, tokens=tokens, numbers=numbers, unit=_LOGITS)
 
 
 @verb
@@ -80,8 +80,8 @@ def paths(
         pairs = options[name]
         if parts and arguments.fits(pairs, Sequence[tuple[int, int]]):
             options[name] = [(part_index(parts, x), head) for x, head in pairs]
-    found = heads.path_patching(*pair, **options)
-    return dataclasses.replace(_numbered(found, parts), unit=_LOGITS)
+    result = heads.path_patching(*pair, **options)
+    return dataclasses.replace(_numbered(result, parts), unit=_LOGITS)
 
 
 def _parts(subject: Subject, pair: tuple[heads.Measured, Any]) -> list[Part]:
@@ -167,13 +167,13 @@ def circuit(
         for name, value in {"measure": measure, **options}.items():
             if value is not None:
                 refuse(subject, f"{name}={value!r}", "has only edges between heads")
-        found = heads.circuit_of_heads(*pair, edges=edges)
-        numbered = _numbered(found.edges, _parts(subject, pair))
-        found = dataclasses.replace(found, edges=numbered)
+        result = heads.circuit_of_heads(*pair, edges=edges)
+        numbered = _numbered(result.edges, _parts(subject, pair))
+        result = dataclasses.replace(result, edges=numbered)
     else:
         measure = measure or "integrated_edge_attribution"
-        found = heads.circuit(*pair, edges=edges, measure=measure, **options)
-    return dataclasses.replace(found, title=title)
+        result = heads.circuit(*pair, edges=edges, measure=measure, **options)
+    return dataclasses.replace(result, title=title)
 
 
 @verb
@@ -187,7 +187,9 @@ def compositions(subject: Subject, kind: str = "k") -> answered.Compositions:
     return answered.Compositions(kind, scores)
 
 
-def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] | None):
+def _pair(
+    subject: Subject, clean: Any, corrupted: Any, answers: tuple[Any, Any] | None
+):
     texts = clean, corrupted
     batches = [conversion.batch_of(subject, text)[0] for text in texts]
     if len(batches[0].inputs) != len(batches[1].inputs):
@@ -205,7 +207,7 @@ def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] |
     config = subject.model.config
     if config is not None and not config.output.logits:
         refuse(subject, "an answer", "gives no logits")
-    right, wrong = _answers(subject, batches, given)
+    right, wrong = _answers(subject, batches, answers)
     targets = np.stack([right, wrong], -1).astype(np.int32)
     weights = np.ones(targets.shape, np.float32)
     # Positions of an encoder-decoder are of two texts.
@@ -218,13 +220,13 @@ def _pair(subject: Subject, clean: Any, corrupted: Any, given: tuple[Any, Any] |
 
 
 def _answers(
-    subject: Subject, batches: Sequence[tasks.Example], given: tuple[Any, Any] | None
+    subject: Subject, batches: Sequence[tasks.Example], answers: tuple[Any, Any] | None
 ):
-    if given is not None:
-        chosen = [encoding.one_token(subject.codec, x) for x in given]
-        asked = subject.model, subject.params, batches[0]
-        model_runs.check_classes("answers", *asked, chosen)
-        return np.broadcast_to(chosen, (len(batches[0].inputs), 2)).T
+    if answers is not None:
+        classes = [encoding.one_token(subject.codec, x) for x in answers]
+        model_and_batch = subject.model, subject.params, batches[0]
+        model_runs.check_classes("answers", *model_and_batch, classes)
+        return np.broadcast_to(classes, (len(batches[0].inputs), 2)).T
     right, wrong = (
         np.asarray(heads.metrics.at_last(subject.logits(x), x).argmax(-1))
         for x in batches

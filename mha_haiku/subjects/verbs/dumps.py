@@ -62,10 +62,10 @@ def dump(
         folder = subject.folder.attention / ("" if own is None else "own_text")
     files.check_writable("out", folder)  # before the work
     with checks.user_mistakes():  # such as inputs that are too long for the model
-        found = measured(subject, own=own, importance=True, **options)
+        record = measured(subject, own=own, importance=True, **options)
     if cluster.is_first():
         outputs.claim(folder, ["maps.npz"])
-        found.save(folder / "maps.npz")
+        record.save(folder / "maps.npz")
     return folder / "maps.npz"
 
 
@@ -124,17 +124,19 @@ def measured(
     is_whole = weights or max(length, target_length) <= config.full_length
     bins = None if is_whole else config.pooled_size
     parts = parts_of(subject)
-    chosen = per_head.chosen_layers(parts, layers)
+    layer_numbers = per_head.chosen_layers(parts, layers)
     num_heads = subject.config.model.attention.num_heads
-    wanted = per_head.chosen("heads", heads, num_heads)
+    places = per_head.chosen("heads", heads, num_heads)
 
     alone = subject
-    subject = computation.compact(subject) if len(chosen) == len(parts) else subject
+    subject = (
+        computation.compact(subject) if len(layer_numbers) == len(parts) else subject
+    )
     subject = computation.placed(subject, devices, length=length)
     observe = computation.once(
         subject,
-        f"maps of {chosen}, {bins}",
-        lambda: _observer(subject, [parts[i] for i in chosen], bins),
+        f"maps of {layer_numbers}, {bins}",
+        lambda: _observer(subject, [parts[i] for i in layer_numbers], bins),
     )
     if own is None:
         batch_size = computation.batch_size(subject, len(indices), _BATCH_POSITIONS)
@@ -153,9 +155,11 @@ def measured(
             seen = [x.aligned(aligned) for x in seen]
             yield example, answers, aligned.get("aligned"), seen
 
-    found = looks(indices, "attention maps")
-    example, answers, aligned, seen = jax.tree.map(lambda *x: np.concatenate(x), *found)
-    shown = maps.examples_of(
+    result = looks(indices, "attention maps")
+    example, answers, aligned, seen = jax.tree.map(
+        lambda *x: np.concatenate(x), *result
+    )
+    record = maps.examples_of(
         task, example, names, answers, aligned, bins=bins, is_own=own is not None
     )
     mean = None
@@ -182,10 +186,10 @@ def measured(
         subject.title,
         [
             Layer.of_model(parts[i].kind, parts[i].layer, i, parts[i].names)
-            for i in chosen
+            for i in layer_numbers
         ],
         seen,
-        shown,
+        record,
         step=subject.step,
         dtype=config.dtype,
     )
@@ -193,11 +197,11 @@ def measured(
         whole = dataclasses.replace(whole, examples=(*whole.examples, mean))
     if importance and jax.process_count() == 1:
         one = examples_at or functools.partial(computation.held_out, alone)
-        found = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
-        columns = records.Heads("", layers_of(parts), found or {}).at(whole.layers)
+        result = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
+        columns = records.Heads("", layers_of(parts), result or {}).at(whole.layers)
         whole = dataclasses.replace(whole, columns={**whole.columns, **columns})
     # Heads are named by their index in the unpruned layer, also in a pruned one.
-    return whole if heads is None else whole.of_heads([*map(str, wanted)])
+    return whole if heads is None else whole.of_heads([*map(str, places)])
 
 
 def write_report(

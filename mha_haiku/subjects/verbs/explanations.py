@@ -10,8 +10,7 @@ import numpy as np
 from mha_haiku.core import attention, checks, models
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
-from mha_haiku.subjects import answers, computation, encoding
-from mha_haiku.subjects import conversion as given
+from mha_haiku.subjects import answers, computation, conversion, encoding
 from mha_haiku.subjects.subject import (
     EXAMPLES,
     Subject,
@@ -44,21 +43,21 @@ def why(
     Raises:
       ValueError: If there is no such place, or the query does not see the key.
     """
-    batch = given.one(subject, inputs)
-    asked = subject.model, subject.params, batch
+    batch = conversion.one(subject, inputs)
+    model_and_batch = subject.model, subject.params, batch
     if layer is None:
         if head is not None:
             raise ValueError(f"head must be None without a layer, got {head!r}.")
-        return heads.why.cells(*asked, [query], key, **options)
+        return heads.why.cells(*model_and_batch, [query], key, **options)
     head = checks.non_negative_integer("head", head)
     parts = parts_of(subject, batch)
     part = part_index(parts, layer)
-    found = heads.why.pairs(*asked, part, head, query, key, **options)
-    sides = given.labels(subject, batch, parts[part].kind)
-    places = zip(sides, found.place[2:], strict=True)
+    result = heads.why.pairs(*model_and_batch, part, head, query, key, **options)
+    sides = conversion.labels(subject, batch, parts[part].kind)
+    places = zip(sides, result.place[2:], strict=True)
     texts = [side[0][i] for side, i in places if side]
-    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
-    return dataclasses.replace(found, title=" ".join([title, *map(repr, texts)]))
+    title = result.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(result, title=" ".join([title, *map(repr, texts)]))
 
 
 @verb
@@ -75,17 +74,17 @@ def writes(
 
     Arguments are as in `why`; with `answer`, a token or its text, it splits its logit.
     """
-    batch = given.one(subject, inputs)
+    batch = conversion.one(subject, inputs)
     parts = parts_of(subject, batch)
     part = part_index(parts, layer)
     token = None if answer is None else encoding.one_token(subject.codec, answer)
-    asked = subject.model, subject.params, batch, part, head, query
-    found = heads.why.written(*asked, answer=token)
-    (texts,) = given.labels(subject, batch, parts[part].kind)[1] or [()]
+    place = subject.model, subject.params, batch, part, head, query
+    result = heads.why.written(*place, answer=token)
+    (texts,) = conversion.labels(subject, batch, parts[part].kind)[1] or [()]
     sources = tuple(f"{i} {text!r}" for i, text in enumerate(texts))
-    labels = sources or found.labels[0], found.labels[1]
-    title = found.title.replace(f"Layer {part}", f"Layer {layer}", 1)
-    return dataclasses.replace(found, labels=labels, title=title)
+    labels = sources or result.labels[0], result.labels[1]
+    title = result.title.replace(f"Layer {part}", f"Layer {layer}", 1)
+    return dataclasses.replace(result, labels=labels, title=title)
 
 
 @verb
@@ -124,7 +123,7 @@ def strongest(
     checks.integer_in("head", head, 0, len(part.names) - 1)
     path, kind = part.path, part.kind
     program = _strongest(subject.model, path, kind)
-    found: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
+    places: list[tuple[np.ndarray, ...]] = []  # queries, keys and weights of batches
     texts: tuple[list, list] = [], []  # of the sides of maps
     for batch in batches:
         largest = program(subject.params, batch)
@@ -137,10 +136,12 @@ def strongest(
         valid = model_runs.valid(sees.shape[1], batch, model_runs.kind_of(path))
         values = np.where(sees & np.asarray(valid), weights, -np.inf)
         best, n = values.argmax(-1), np.arange(len(values))
-        found.append((best, keys[n, best, 0], values[n, best]))
-        for side, known in zip(texts, given.labels(subject, batch, kind), strict=True):
-            side.extend(known or [()] * len(values))
-    queries, keys, weights = map(np.concatenate, zip(*found, strict=True))
+        places.append((best, keys[n, best, 0], values[n, best]))
+        for side, labels in zip(
+            texts, conversion.labels(subject, batch, kind), strict=True
+        ):
+            side.extend(labels or [()] * len(values))
+    queries, keys, weights = map(np.concatenate, zip(*places, strict=True))
     order = np.argsort(-weights, kind="stable")
     order = order[np.isfinite(weights[order])][:count]
     queries, keys, weights = (x[order] for x in (queries, keys, weights))

@@ -74,12 +74,14 @@ def fit_gates(
     parts = parts_of(subject)
     names = [f"{part.path}/heads".removeprefix("/") for part in parts]
 
-    def apply(params: Any, rng: jax.Array, inputs: Any, **given: Any) -> models.Output:
+    def apply(
+        params: Any, rng: jax.Array, inputs: Any, **options: Any
+    ) -> models.Output:
         keys = jax.random.split(rng, len(params["log_alpha"]))
         gates = [*map(hard_concrete.sample, params["log_alpha"], keys)]
         gated = sites.edit(model.apply, edits.on_parts(names, gates, edits.gated))
-        given["is_training"] = False  # no dropout: the gates are the only randomness
-        return gated(params["model"], None, inputs, **given)
+        options["is_training"] = False  # no dropout: the gates are the only randomness
+        return gated(params["model"], None, inputs, **options)
 
     slope = jax.grad(lambda x: penalty * hard_concrete.open_probability(x).sum())
 
@@ -202,14 +204,14 @@ def learn_gates(
 def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> RunSubject:
     """Learns gates and prunes by them, as the run `out/gated`, or finds it there."""
     folder, record = folders.Folder(out / "gated"), out / "gates.json"
-    wanted = {
+    settings = {
         "run": folders.digest_of(subject.params),
         "penalty": penalty,
         "steps": steps,
     }
     if folders.read_config(folder) is not None:
         before = files.read_json(record) or {}
-        if others := [name for name in wanted if before.get(name) != wanted[name]]:
+        if others := [name for name in settings if before.get(name) != settings[name]]:
             raise ConfigError(
                 f"{folder.root} exists, with another {' and '.join(others)}; "
                 "choose another folder."
@@ -218,7 +220,7 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     for name in ("pruned", "scratch"):
         if (out / name).exists():
             raise ConfigError(f"{out / name} exists; choose another folder.")
-    if not _is_ours(record, wanted):
+    if not _is_ours(record, settings):
         raise ConfigError(
             f"{record} exists, and is not of learn_gates, which would replace it; "
             "choose another folder."
@@ -228,7 +230,7 @@ def _gated(subject: RunSubject, out: Path, *, penalty: float, steps: int) -> Run
     # Gates that are not 0 scale the outputs of their heads.
     params = heads.scaled(learned.params, subject.config.model, learned.gates)
     pruned = _without_ablated(subject.replace(params=params), learned, penalty)
-    files.write_json(record, wanted)
+    files.write_json(record, settings)
     return Subject.of_folder(saved_models.save_run(pruned, folder.root, steps=0))
 
 

@@ -85,15 +85,17 @@ def statistics(
         if subject.task is not None:
             alignments = alignment.of_batch(subject.task.alignments, example)
         aligned.append([layer_seen.aligned(alignments) for layer_seen in of_layers])
-    known = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
+    parts_of_batches = jax.tree.map(lambda *x: np.concatenate(x), *aligned)
     columns = [part.names for part in parts]
-    numbers = all_statistics.summary([each.numbers for each in known], columns)
-    what = _counted(len(known[0].numbers["entropy"]), own)
+    numbers = all_statistics.summary(
+        [each.numbers for each in parts_of_batches], columns
+    )
+    what = _counted(len(parts_of_batches[0].numbers["entropy"]), own)
     if np.isnan(numbers["entropy"].mean).all():
         raise ConfigError(f"In {what} every query is fully masked.")
     title = f"{subject.title}: means over {what}"
     kinds = tuple(part.kind for part in parts if part.kind)
-    roles = maps.roles(known, columns=columns, kinds=kinds)
+    roles = maps.roles(parts_of_batches, columns=columns, kinds=kinds)
     every = range(numbers["entropy"].mean.shape[1])
     measured_layers = tuple(
         Layer.of_model(part.kind, part.layer, i, every)
@@ -118,8 +120,8 @@ def _statistics_of_maps(
     def make() -> Callable:
         def observe(params: Any, example: tasks.Example) -> tuple:
             of_map = functools.partial(_known, model, marks, example)
-            found = computation.observed(subject, params, example, of_map, parts)[1]
-            return example, found
+            observed = computation.observed(subject, params, example, of_map, parts)[1]
+            return example, observed
 
         return computation.program(subject, observe)
 
@@ -127,8 +129,8 @@ def _statistics_of_maps(
         return computation.once(subject, ("statistics", parts, marks), make)
 
     def observe_each(params: Any, example: tasks.Example) -> tuple:
-        found = model_runs.maps(model)(params, example)
-        of_parts = [found[f"{x.path}/map".removeprefix("/")] for x in parts]
+        observed = model_runs.maps(model)(params, example)
+        of_parts = [observed[f"{x.path}/map".removeprefix("/")] for x in parts]
         unedited, _ = model.unedited()
         return example, [
             _program_of_map(unedited, marks, part.kind)(example, attention_map)
@@ -165,9 +167,9 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     separators, pictures = computation.marks(subject)
     options = dict(separators=separators, pictures=pictures, align=align)
     first = None if subject.model.config else next(iter(batches))
-    found = heads.roles(subject.model, subject.params, batches, **options)
+    result = heads.roles(subject.model, subject.params, batches, **options)
     return dataclasses.replace(
-        found,
+        result,
         layers=layers_of(parts_of(subject, first)),
         title=f"{subject.title}: roles of heads",
         step=subject.step,
@@ -205,21 +207,21 @@ def importance(
       ValueError: If there is no such measure, metric or ablation value.
     """
     named = [measures] if isinstance(measures, str) else measures
-    wanted = list(heads.MEASURES if named is None else named)
+    names = list(heads.MEASURES if named is None else named)
     with checks.user_mistakes():
-        for name in wanted:
+        for name in names:
             checks.choice("measures", name, heads.MEASURES)
     metric = computation.metric_name(subject, metric)
-    if metric == "drift" and "gradient" in wanted:
+    if metric == "drift" and "gradient" in names:
         if measures is not None:
             reason = "the drift has no slope at the whole model"
             raise ConfigError(f"measures must not have gradient: {reason}.")
-        wanted.remove("gradient")
+        names.remove("gradient")
     batches = computation.batches_given(subject, examples, metric=metric)
     placed = computation.placed(subject) if batches is None else subject
     value = computation.ablation_value(placed, ablation_value, examples)
     columns = {}
-    for name in wanted:
+    for name in names:
         entry = heads.MEASURES[name]
         uses_loss = entry.unit == "nats" and metric not in ("drift", None)
         measured_by = "loss" if uses_loss else metric
@@ -230,11 +232,11 @@ def importance(
         if batches is None:  # whole batches were measured
             per_example = per_example[:examples]
         # A measure may leave its unit and label to where it is registered.
-        said = column if column.unit else entry
-        column = Column.of_examples(per_example, said.unit or "", said.label)
+        label = column if column.unit else entry
+        column = Column.of_examples(per_example, label.unit or "", label.label)
         columns[name] = column.with_ranks()
     first = None if batches is None else batches[0]
-    count = len(columns[wanted[0]].per_example)
+    count = len(columns[names[0]].per_example)
     return Heads(
         f"{subject.title}: {_counted(count, batches)}, "
         f"ablated heads pass on {_PASSED[ablation_value]}",
@@ -273,35 +275,35 @@ def measured(
     return computation.measured(subject, examples, metric=metric, name="examples")
 
 
-def _counted(count: int, given: Sequence[Any] | None) -> str:
+def _counted(count: int, examples: Sequence[Any] | None) -> str:
     """Says how many examples were measured, which are held-out unless given."""
-    kind = "held-out example" if given is None else "example"
+    kind = "held-out example" if examples is None else "example"
     return f"{count} {kind}{'' if count == 1 else 's'}"
 
 
-def chosen(name: str, wanted: Sequence[Any] | None, count: int) -> list[int]:
+def chosen(name: str, numbers: Sequence[Any] | None, count: int) -> list[int]:
     """Checks and lists the wanted layers or heads of `count`; None means all."""
-    if wanted is None:
+    if numbers is None:
         return list(range(count))
-    if not wanted:
+    if not numbers:
         raise ConfigError(f"{name} must not be empty.")
     with checks.user_mistakes():
-        return [checks.integer_in(name, index, 0, count - 1) for index in wanted]
+        return [checks.integer_in(name, index, 0, count - 1) for index in numbers]
 
 
 def chosen_layers(
-    parts: Sequence[Part], wanted: Sequence[int | str] | None
+    parts: Sequence[Part], layers: Sequence[int | str] | None
 ) -> list[int]:
     """Finds the indices of the wanted layers, counted over all kinds.
 
     Layers are indices, addresses ("cross.0"; "3" if there is one kind), or kinds
     ("cross") for all layers of a kind; None means all.
     """
-    if wanted is None or not wanted:
-        return chosen("layers", wanted, len(parts))
+    if layers is None or not layers:
+        return chosen("layers", layers, len(parts))
     result: list[int] = []
     addresses = [part.address for part in parts]
-    for layer in wanted:
+    for layer in layers:
         indices = [i for i, part in enumerate(parts) if part.kind == layer]
         with checks.user_mistakes():
             if not indices and isinstance(layer, str):

@@ -179,18 +179,18 @@ def sweep(
         if baseline is not None:
             checks.choice("baseline", baseline, pruned_models.ORDERS)
         checks.positive_integer("sizes", sizes)
-    found = pruned_models.shrunk(subject, "sweep", sizes, *how)
-    measured = points(found, examples=examples)
-    count = len(pruned_models.all_heads(found[0]))
+    smaller = pruned_models.shrunk(subject, "sweep", sizes, *how)
+    measured = points(smaller, examples=examples)
+    count = len(pruned_models.all_heads(smaller[0]))
     title = f"{subject.title}: {count} heads, order by {order}"
     if baseline is None:
-        return Pruned(title, found[-1], measured)
+        return Pruned(title, smaller[-1], measured)
     other = pruned_models.order_of(
-        found[0], baseline, ablation_value=ablation_value, examples=examples
+        smaller[0], baseline, ablation_value=ablation_value, examples=examples
     )
     counts = [point.kept for point in measured]
-    values = pruned_models.ablated_in_order(found[0], other, counts, examples)
-    return Pruned(title, found[-1], measured, tuple(values), baseline)
+    values = pruned_models.ablated_in_order(smaller[0], other, counts, examples)
+    return Pruned(title, smaller[-1], measured, tuple(values), baseline)
 
 
 def points(

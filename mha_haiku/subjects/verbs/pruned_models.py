@@ -198,8 +198,8 @@ def ablated_in_order(
     if has_task(subject):
         examples = subject.config.training.evaluation_examples
     of = computation.measured(subject, examples, metric=metric, name="heads ablated")
-    (found,) = ablated(of, [order], [len(order) - count for count in counts])
-    return (found if metric in (None, "drift") else 1 - found).tolist()
+    (values,) = ablated(of, [order], [len(order) - count for count in counts])
+    return (values if metric in (None, "drift") else 1 - values).tolist()
 
 
 def ablated(
@@ -218,8 +218,8 @@ def ablated(
         for pattern, count in zip(patterns, counts, strict=True):
             for head in order[:count]:
                 pattern[tuple(head)] = 0
-    found = heads.gated_metric(of, gates.reshape(-1, *shape)).mean(0)
-    return found.reshape(gates.shape[:2])
+    values = heads.gated_metric(of, gates.reshape(-1, *shape)).mean(0)
+    return values.reshape(gates.shape[:2])
 
 
 def decisive(task: tasks.Task | None) -> str | None:

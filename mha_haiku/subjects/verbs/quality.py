@@ -68,8 +68,8 @@ def metrics(
 def _means(subject: Any, batches: Iterable[tasks.Example], name: str = "") -> Metrics:
     @jax.jit
     def sums(params: Any, batch: tasks.Example) -> losses.Sums:
-        given = subject.model, subject.task, params, None, batch
-        return train_step.loss_sums(*given, is_training=False)
+        arguments = subject.model, subject.task, params, None, batch
+        return train_step.loss_sums(*arguments, is_training=False)
 
     parts = [sums(subject.params, batch) for batch in batches]
     total = jax.tree.map(lambda *x: sum(x), *parts)

@@ -37,15 +37,15 @@ def rollout(
     """
     inputs = subject.examples(1) if text is None else text
     batch = conversion.one(subject, inputs)
-    found = values.maps(subject, batch)
-    maps = tuple(found) if isinstance(found.maps, dict) else found.maps
-    size = found[0].shape[-1]
+    result = values.maps(subject, batch)
+    maps = tuple(result) if isinstance(result.maps, dict) else result.maps
+    size = result[0].shape[-1]
     places = np.arange(size)
     if size == batch.inputs.shape[1]:
         places = np.flatnonzero(model_runs.valid(size, batch, "")[0])
     rows = places[[query]] if -len(places) <= query < len(places) else query
     shares = heads.rollout(maps, rows, residual=residual, per_layer=True)
-    tokens = found.key_tokens or found.tokens or [[str(i) for i in range(size)]]
+    tokens = result.key_tokens or result.tokens or [[str(i) for i in range(size)]]
     return answers.Rollout(
         f"{subject.title}: rollout from position {np.ravel(rows)[0]}",
         tuple(tokens[0][i] for i in places),

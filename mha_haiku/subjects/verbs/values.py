@@ -13,8 +13,7 @@ from mha_haiku.interop import torch_modules
 from mha_haiku.lab import heads
 from mha_haiku.lab.heads import model_runs
 from mha_haiku.lab.text_maps import TextMaps
-from mha_haiku.subjects import answers, example_rows, sides
-from mha_haiku.subjects import conversion as given
+from mha_haiku.subjects import answers, conversion, example_rows, sides
 from mha_haiku.subjects.subject import Subject, parts_of, refuse, verb
 from mha_haiku.subjects.verbs import per_head
 
@@ -25,15 +24,15 @@ def logits(subject: Subject, inputs: Any) -> jax.Array:
 
     A model that pools positions gives `[C]`, or `[B, C]`.
     """
-    batch, is_one = given.batch_of(subject, inputs)
-    asked = subject.params, batch
+    batch, is_one = conversion.batch_of(subject, inputs)
+    params_and_batch = subject.params, batch
     if subject.model.config is None:
-        found = model_runs.logits(subject.model)(*asked)
+        result = model_runs.logits(subject.model)(*params_and_batch)
     else:
-        found = model_runs.run(subject.model, *asked).logits
-    if found is None:
+        result = model_runs.run(subject.model, *params_and_batch).logits
+    if result is None:
         refuse(subject, "logits", "gives no logits")
-    return found[0] if is_one else found
+    return result[0] if is_one else result
 
 
 @verb
@@ -44,22 +43,26 @@ def maps(subject: Subject, inputs: Any, *, why: int = 0) -> TextMaps:
     seconds.
     """
     checks.non_negative_integer("why", why)
-    batch = given.one(subject, inputs) if why else given.batch_of(subject, inputs)[0]
-    asked = subject.model, subject.params, batch
+    batch = (
+        conversion.one(subject, inputs)
+        if why
+        else conversion.batch_of(subject, inputs)[0]
+    )
+    model_and_batch = subject.model, subject.params, batch
     # The last first, which may not be there.
-    cells = [heads.why.cells(*asked, key=-n) for n in range(why, 0, -1)]
+    cells = [heads.why.cells(*model_and_batch, key=-n) for n in range(why, 0, -1)]
     if subject.model.config is None:
-        found = model_runs.maps(subject.model)(subject.params, batch)
+        result = model_runs.maps(subject.model)(subject.params, batch)
     else:
-        found = model_runs.run(*asked).maps
-    texts = sides.of_maps(subject, batch, found)
-    return TextMaps(found, why=tuple(cells[::-1]), name=subject.name, **texts)
+        result = model_runs.run(*model_and_batch).maps
+    texts = sides.of_maps(subject, batch, result)
+    return TextMaps(result, why=tuple(cells[::-1]), name=subject.name, **texts)
 
 
 @verb
 def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
     """Runs the model; returns its `Output` and the values at sites; see `mh.look`."""
-    batch, _ = given.batch_of(subject, inputs)
+    batch, _ = conversion.batch_of(subject, inputs)
     run = functools.partial(model_runs.run, subject.model)
     return all_sites.look(run, at)(subject.params, batch)
 
@@ -67,7 +70,7 @@ def look(subject: Subject, inputs: Any, at: Any) -> tuple[Any, dict[str, Any]]:
 @verb
 def sites(subject: Subject, inputs: Any) -> all_sites.Sites:
     """Lists the sites of the model, with shapes; runs nothing."""
-    batch, _ = given.batch_of(subject, inputs)
+    batch, _ = conversion.batch_of(subject, inputs)
     run = functools.partial(model_runs.run, subject.model)
     return all_sites.sites(run, subject.params, batch)
 
@@ -87,10 +90,10 @@ def check(subject: Subject, inputs: Any = None) -> torch_modules.Certificate:
     if subject.certifier is None:
         refuse(subject, "check", "is no PyTorch module")
     if inputs is not None:
-        batch = given.batch_of(subject.replace(certifier=None), inputs)[0]
+        batch = conversion.batch_of(subject.replace(certifier=None), inputs)[0]
     else:
         batch = [*(subject.batches or ()), example_rows.some_tokens(subject.codec)][0]
-    return given.compared_with_torch(subject, batch, always=True)
+    return conversion.compared_with_torch(subject, batch, always=True)
 
 
 @verb
@@ -99,23 +102,27 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
 
     If positions are pooled there is one answer.
     """
-    batch = given.one(subject, inputs)
-    found = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
-    is_pooled = found.ndim == 2
-    found = found[:, None] if is_pooled else found
-    chances = np.asarray(jax.nn.softmax(found))
+    batch = conversion.one(subject, inputs)
+    lens_logits = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
+    is_pooled = lens_logits.ndim == 2
+    lens_logits = lens_logits[:, None] if is_pooled else lens_logits
+    chances = np.asarray(jax.nn.softmax(lens_logits))
     best = chances.argmax(-1)
     label = str if subject.task is None else subject.task.class_label
     are_tokens = not is_pooled and np.issubdtype(batch.inputs.dtype, np.integer)
-    if subject.task is None and are_tokens and batch.inputs.max() < found.shape[-1]:
+    if (
+        subject.task is None
+        and are_tokens
+        and batch.inputs.max() < lens_logits.shape[-1]
+    ):
         label = subject.codec.label  # the classes are the tokens
     texts = np.array([[label(c) for c in row] for row in best.tolist()])
-    known = () if is_pooled else given.labels(subject, batch)[0]
-    (tokens,) = known or [("",) * len(found[0])]
-    tokens = tokens[-len(found[0]) :]  # a model may answer only at the end
+    labels = () if is_pooled else conversion.labels(subject, batch)[0]
+    (tokens,) = labels or [("",) * len(lens_logits[0])]
+    tokens = tokens[-len(lens_logits[0]) :]  # a model may answer only at the end
     layers = tuple(part.layer for part in parts_of(subject, batch))
-    layers = layers if len(layers) == len(found) - 1 else ()
-    return answers.Lens(tokens, texts, chances.max(-1), found, layers)
+    layers = layers if len(layers) == len(lens_logits) - 1 else ()
+    return answers.Lens(tokens, texts, chances.max(-1), lens_logits, layers)
 
 
 @verb
@@ -129,10 +136,10 @@ def show(subject: Subject, inputs: Any = None, *, why: int = 0, **options: Any) 
     if inputs is None:
         refuse(subject, "show", "has no task; give inputs")
     columns = per_head.quick_importance(subject, inputs)
-    found = maps(subject, inputs, why=why)
+    result = maps(subject, inputs, why=why)
     missing = (("importance", "subject.importance(examples=[text])"),)
-    found = dataclasses.replace(found, missing=missing if columns is None else ())
-    return dataclasses.replace(found, columns=columns or {}).show(**options)
+    result = dataclasses.replace(result, missing=missing if columns is None else ())
+    return dataclasses.replace(result, columns=columns or {}).show(**options)
 
 
 @verb

@@ -90,9 +90,9 @@ def train(
     )
     batch = example_rows.taken(held_out, slice(_MAPS))
     if model_runs.parts(subject.model, result.params, batch):
-        found = maps.map_set(values.maps(result, batch), name=name)
+        record = maps.map_set(values.maps(result, batch), name=name)
         outputs.claim(folder.attention, ["maps.npz"])
-        found.save(folder.attention / "maps.npz")
+        record.save(folder.attention / "maps.npz")
     return result
 
 

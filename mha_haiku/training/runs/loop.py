@@ -140,9 +140,9 @@ def train(
         if model is None:
             configuration.validate_for_task(config, task)
         progress.say(f"{task.name}: compiling")
-        given: Any = {"model": model, "optimizer": optimizer}
-        given["arrays"] = content["arrays"]
-        trainer = trainers.Trainer(config, task, placement, **given)
+        parts: Any = {"model": model, "optimizer": optimizer}
+        parts["arrays"] = content["arrays"]
+        trainer = trainers.Trainer(config, task, placement, **parts)
         # Signals are deferred until all is saved.
         is_requested = stack.enter_context(_interruption())
         observers = [observer for observer in observers if observer.every]

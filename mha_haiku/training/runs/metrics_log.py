@@ -30,8 +30,8 @@ def lines_of(
     rate = f"{metrics.get('examples_per_second', 0):,.0f} examples/s"
     if "loss" in metrics:
         accuracy = metrics.get("accuracy")  # of targets, where there are any
-        shown = "" if accuracy is None else f", accuracy {accuracy:.3f}"
-        yield f"loss {metrics['loss']:.4f}{shown}, {rate}, {times}"
+        accuracy_text = "" if accuracy is None else f", accuracy {accuracy:.3f}"
+        yield f"loss {metrics['loss']:.4f}{accuracy_text}, {rate}, {times}"
     held_out = []
     for name in ("exact_match", "accuracy", "loss"):
         if (value := metrics.get(f"held_out_{name}")) is not None:

@@ -27,10 +27,10 @@ def bar(total: int, *, unit: str, name: str, leave: bool = False) -> tqdm.tqdm:
 def over(items: Collection[Any], *, name: str, unit: str = "step") -> Iterator[Any]:
     """Yields a known number of items, and shows how many are done; see `bar`."""
     say(f"{name}: compiling")
-    with bar(len(items), unit=unit, name=name) as shown:
+    with bar(len(items), unit=unit, name=name) as progress:
         for item in items:
             yield item
-            shown.update()
+            progress.update()
 
 
 def say(what: str) -> None:

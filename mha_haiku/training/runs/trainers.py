@@ -129,9 +129,9 @@ class Trainer:
         seconds = time.perf_counter() - before
         self.seconds += seconds
         first, self.step = self.step, int(self.placement.fetch(self.state.step))
-        taken = self.step - first
-        self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * taken / seconds))
-        report = jax.tree.map(lambda x: x[:taken], report)
+        steps = self.step - first
+        self.affordable_steps = max(1, int(_SECONDS_PER_DISPATCH * steps / seconds))
+        report = jax.tree.map(lambda x: x[:steps], report)
         self.window.append((report, seconds))
         if not report.finite[-1]:
             what = "gradient" if math.isfinite(report.sums.loss[-1]) else "loss"

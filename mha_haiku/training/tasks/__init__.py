@@ -82,7 +82,7 @@ def model_defaults(name: str) -> dict[str, Any]:
     return {**implied, **task.model_defaults}
 
 
-def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
+def make(name: str, *, kept: Kept | None = None, **values: Any) -> Task:
     """Makes the task of that name, with options that differ from their defaults.
 
     They are the fields of `config.task`, except the name, and of `config.data`; `kept`
@@ -96,18 +96,18 @@ def make(name: str, *, kept: Kept | None = None, **given: Any) -> Task:
       ModularAddition(modulus=11, train_fraction=0.8)
     """
     task = of_name(name)
-    known = [field.name for field in dataclasses.fields(task) if field.init]
-    for option in given:
-        if option not in known:
+    allowed = [field.name for field in dataclasses.fields(task) if field.init]
+    for option in values:
+        if option not in allowed:
             raise checks.ConfigError(
-                f"{name} has no option {option!r}; it has {', '.join(known)}."
-                f"{checks.nearest(option, known)}"
+                f"{name} has no option {option!r}; it has {', '.join(allowed)}."
+                f"{checks.nearest(option, allowed)}"
             )
     if kept is not None:
-        given["kept"] = kept
+        values["kept"] = kept
     try:
         with checks.user_mistakes():
-            return task(**given)
+            return task(**values)
     except checks.ConfigError:
         raise
     except (Exception, SystemExit) as error:

@@ -138,10 +138,10 @@ class Task(abc.ABC):
             cls.name = cls.__name__
 
     def __post_init__(self):
-        known = fields.declared(type(self))
+        declared = fields.declared(type(self))
         for field in dataclasses.fields(self):
             if "declared" in field.metadata:
-                known[field.name].checked(field.name, getattr(self, field.name))
+                declared[field.name].checked(field.name, getattr(self, field.name))
 
     @abc.abstractmethod
     def example(self, key: jax.Array, data: Any) -> Example:
@@ -382,7 +382,7 @@ def split(
     counts = np.sum(~held_out), np.sum(held_out)
     check_parts("held_out_fraction", fraction, *counts, what)
     return tuple(
-        jax.tree.map(lambda x, y=chosen: x[y], data) for chosen in (~held_out, held_out)
+        jax.tree.map(lambda x, y=rows: x[y], data) for rows in (~held_out, held_out)
     )
 
 

@@ -212,8 +212,8 @@ def bag_of_words(
     of_labels = np.log(of_labels / of_labels.sum())
     right, loss = 0, 0.0
     for each, label in held_out:
-        known = [places[x] for x in _WORD.findall(each.lower()) if x in places]
-        scores = of_labels + of_words[known].sum(0)
+        rows = [places[x] for x in _WORD.findall(each.lower()) if x in places]
+        scores = of_labels + of_words[rows].sum(0)
         right += int(scores.argmax() == label)
         loss += np.logaddexp.reduce(scores) - scores[label]
     return {"accuracy": right / len(held_out), "loss": float(loss / len(held_out))}

@@ -165,8 +165,8 @@ def check(name: str, task: Task, *, is_own: bool = True) -> Example:
 
 def raised(what: str, error: BaseException) -> str:
     """Formats the message, on one line, for an error that the user's code raised."""
-    said = " ".join(f"{what} raised {type(error).__name__}: {error}".split())
-    return said[:_LONGEST]
+    text = " ".join(f"{what} raised {type(error).__name__}: {error}".split())
+    return text[:_LONGEST]
 
 
 def _faults_of_shapes(task: Task, example: Example) -> list[str]:
@@ -178,9 +178,9 @@ def _faults_of_shapes(task: Task, example: Example) -> list[str]:
     inputs = (length, *size), np.floating if size else np.integer
     integers, lengths = (of_targets, np.integer), ((), np.integer)
     weights = of_targets, np.floating
-    wanted = inputs, integers, weights, lengths, integers, lengths
+    expected = inputs, integers, weights, lengths, integers, lengths
     faults = []
-    for part, (shape, kind) in zip(Example._fields, wanted, strict=False):
+    for part, (shape, kind) in zip(Example._fields, expected, strict=False):
         x = getattr(example, part)
         if x is None and part in Example._field_defaults:
             continue

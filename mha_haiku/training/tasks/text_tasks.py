@@ -268,8 +268,8 @@ class MaskedLanguageModel(TextTask):
         return base.Example(inputs, targets, weights)
 
     def _tokens(self, text: str) -> np.ndarray:
-        if (known := self.encoder.mask) is not None:
-            return super()._tokens(text.replace(_MASK, self.encoder.label(known)))
+        if (number := self.encoder.mask) is not None:
+            return super()._tokens(text.replace(_MASK, self.encoder.label(number)))
         mask = np.array([self.mask_token], np.int32)
         pieces = []
         for piece in map(super()._tokens, text.split(_MASK)):

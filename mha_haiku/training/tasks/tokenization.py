@@ -88,8 +88,8 @@ class Characters(Tokenizer):
         code_points = _code_points(text)
         place = np.searchsorted(self._alphabet_code_points, code_points)
         place = np.minimum(place, len(self.alphabet) - 1)
-        known = self._alphabet_code_points[place] == code_points
-        return np.where(known, place + 1, 0).astype(np.int32)
+        is_in_alphabet = self._alphabet_code_points[place] == code_points
+        return np.where(is_in_alphabet, place + 1, 0).astype(np.int32)
 
     def check_known(self, text: str) -> None:
         unknown = np.flatnonzero(self.encode(text) == 0)
@@ -259,10 +259,12 @@ class Pretrained(Tokenizer):
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # The template is asked about a text of one token, which any text is to a
         # tokenizer without a vocabulary.
-        asked = library().Tokenizer(library().models.WordLevel({"": 0}, unk_token=""))
+        tokenizer = library().Tokenizer(
+            library().models.WordLevel({"": 0}, unk_token="")
+        )
         if self._tokenizer.post_processor is not None:
-            asked.post_processor = self._tokenizer.post_processor
-        encoding = asked.encode("a")
+            tokenizer.post_processor = self._tokenizer.post_processor
+        encoding = tokenizer.encode("a")
         place = encoding.special_tokens_mask.index(0)
         return tuple(encoding.ids[:place]), tuple(encoding.ids[place + 1 :])
 

@@ -69,10 +69,10 @@ class Sharded:
         """Computes values `[B..., T, H, V]` and logsumexp `[B..., H, T]`."""
         shardings.check(inputs, self.mesh)
         if self.mesh.shape["sequence"] > 1:
-            chosen = self.implementation
-            if not isinstance(chosen, blockwise.Blockwise):
-                chosen = blockwise.Blockwise()
-            return _attend_in_a_ring(inputs, (self.mesh, chosen, dropout_rate))
+            inner = self.implementation
+            if not isinstance(inner, blockwise.Blockwise):
+                inner = blockwise.Blockwise()
+            return _attend_in_a_ring(inputs, (self.mesh, inner, dropout_rate))
         on_device = implementations.named(self.implementation)
 
         def attend(inputs: Inputs) -> tuple[Array, LogSum]:

@@ -53,8 +53,8 @@ class Blockwise:
         best = sweep.default_sizes(
             inputs.map_shape, inputs.weighting, jax.default_backend()
         )
-        chosen = dataclasses.astuple(self)
-        sizes = (own or other for own, other in zip(chosen, best, strict=True))
+        own_sizes = dataclasses.astuple(self)
+        sizes = (own or other for own, other in zip(own_sizes, best, strict=True))
         return sweep.Sizes(*sizes), dropout_rate
 
 

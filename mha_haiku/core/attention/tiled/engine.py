@@ -317,8 +317,8 @@ class _Top(Observation):
     def merge(self, first: Tree, second: Tree) -> Tree:
         pairs = zip(first, second, strict=True)
         relative, keys = (jnp.concatenate(pair, -1) for pair in pairs)
-        relative, chosen = lax.top_k(relative, self.k)
-        return relative, jnp.take_along_axis(keys, chosen, -1)
+        relative, order = lax.top_k(relative, self.k)
+        return relative, jnp.take_along_axis(keys, order, -1)
 
 
 @_compiled("k")
