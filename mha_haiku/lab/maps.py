@@ -289,7 +289,7 @@ def map_set(
     if has_ids and bins is None:
         marks["tokens"] = text_maps.token_ids(queries, batch_shape)
         # A head that attends to the first position has another role.
-        told = {"separators": (labels.is_special, 1)}
+        told: dict[str, Any] = {"separators": (labels.is_special, 1)}
         told |= {"pictures": (labels.is_of_image,)} if texts.sides else {}
         for key, which in told.items():
             marks[key] = text_maps.marked(keys, batch_shape, *which)
@@ -311,7 +311,7 @@ def map_set(
         of_keys = keys[n] if keys else [""] * num_keys
         of_queries = queries[n] if queries else [""] * num_queries
         text = labels.beginning(of_queries if has_kinds else of_keys, _LONGEST_NAME)
-        own = {} if has_kinds else {"kinds": _kinds(texts.sides, n, bins)}
+        own: Any = {} if has_kinds else {"kinds": _kinds(texts.sides, n, bins)}
         examples.append(
             example(
                 f"example {place}" + (f": {text}" if text and count > 1 else ""),
