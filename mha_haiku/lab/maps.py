@@ -302,7 +302,9 @@ def map_set(
         of_keys = keys[n] if keys else [""] * num_keys
         of_queries = queries[n] if queries else [""] * num_queries
         text = labels.beginning(of_queries if has_kinds else of_keys, _LONGEST_NAME)
-        own = {} if has_kinds else {"kinds": _kinds(found.sides, n, bins)}
+        own: dict[str, Any] = {}
+        if not has_kinds:
+            own["kinds"] = _kinds(found.sides, n, bins)
         examples.append(
             example(
                 f"example {place}" + (f": {text}" if text and count > 1 else ""),

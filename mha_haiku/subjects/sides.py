@@ -62,7 +62,7 @@ def _of_towers(
     def of(kind: str, place: int, size: int) -> tuple[tuple, tuple]:
         """Finds the labels, and the images, of queries (0) or keys (1)."""
         inside, row, images = kind.removeprefix("language").strip(), (), ()
-        texts = conversion.labels(subject, batch, inside)[place]
+        texts: Any = conversion.labels(subject, batch, inside)[place]
         if model_runs.reads_tokens(kind) and size == np.shape(texts)[1]:
             return text if texts == source else (texts, ())
         if kind.startswith(_BY_QUERIES) and not (place and inside.endswith("cross")):
@@ -195,7 +195,8 @@ def _order(subject: Subject, batch: tasks.Example) -> np.ndarray | None:
     _, rows, columns, block = _blocks(subject, batch, len(pixels))
     places = np.arange(rows * columns).reshape(rows // block, block, -1, block)
     places = places.swapaxes(1, 2).reshape(-1, block**2)
-    config = getattr(getattr(subject.module, "config", None), "vision_config", None)
+    config: Any = getattr(subject.module, "config", None)
+    config = getattr(config, "vision_config", None)
     if hasattr(config, "window_size"):  # then a window is in one piece
         import torch  # pyright: ignore[reportMissingImports]
         from transformers import vision_utils  # pyright: ignore

@@ -163,7 +163,7 @@ def roles(subject: Subject, examples: Any = EXAMPLES) -> Heads:
     align = None if subject.task is None else subject.task.alignments
     batches = computation.batches_of(subject, examples, targets=False, name="examples")
     separators, pictures = computation.marks(subject)
-    options = dict(separators=separators, pictures=pictures, align=align)
+    options: Any = dict(separators=separators, pictures=pictures, align=align)
     first = None if subject.model.config else next(iter(batches))
     found = heads.roles(subject.model, subject.params, batches, **options)
     return dataclasses.replace(
