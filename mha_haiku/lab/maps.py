@@ -280,7 +280,7 @@ def map_set(
     if has_ids and bins is None:
         marks["tokens"] = text_maps.token_ids(queries, batch_shape)
         # A head that attends to the first position has another role.
-        told = {"separators": (labels.is_special, 1)}
+        told: dict[str, Any] = {"separators": (labels.is_special, 1)}
         told |= {"pictures": (labels.is_of_image,)} if found.sides else {}
         for key, which in told.items():
             marks[key] = text_maps.marked(keys, batch_shape, *which)
