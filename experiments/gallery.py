@@ -141,7 +141,7 @@ def llava_and_processor() -> tuple[Any, Any]:
     of_both |= dict(intermediate_size=64)
     vision = dict(of_both, model_type="clip_vision_model", image_size=16, patch_size=4)
     text = dict(of_both, model_type="llama", vocab_size=len(words), pad_token_id=0)
-    towers = dict(vision_config=vision, text_config=text)
+    towers: dict[str, Any] = dict(vision_config=vision, text_config=text)
     config = transformers.LlavaConfig(**towers, image_token_index=words["<image>"])
     torch.manual_seed(0)
     return transformers.LlavaForConditionalGeneration(config).eval(), processor
@@ -153,7 +153,7 @@ def llava_and_processor() -> tuple[Any, Any]:
 )
 def llava() -> Any:
     model, processor = llava_and_processor()
-    subject = mh.wrap(model, tokenizer=processor, name="LLaVA")
+    subject: Any = mh.wrap(model, tokenizer=processor, name="LLaVA")
     return subject.maps("w h a t i s i t", image=_picture()[0].transpose(1, 2, 0))
 
 
