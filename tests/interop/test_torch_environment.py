@@ -407,7 +407,7 @@ def test_threads_trace_one_after_another():
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.filterwarnings("ignore::UserWarning", "ignore:.*Python 3.13.0")
 def test_torch_itself_stays_as_it_was():
     module = torch.nn.Sequential(torch.nn.Linear(K, K), torch.nn.ReLU()).eval()
     x, query = torch.tensor(X), torch.ones(1, 2, 16, 16)
