@@ -62,11 +62,8 @@ class Pieces:
             return [*sites.edit(look, changes)(params, example)[1].values()]
 
         self._jaxpr = jax.make_jaxpr(pieces)(params, example, begins_with)
-        self._example, self._given, self._names = (
-            example,
-            sorted(begins_with),
-            list(shapes),
-        )
+        self._example = example
+        self._begins, self._names = sorted(begins_with), list(shapes)
         self._modules = [
             (x, name) for x in sorted(params) for name in sorted(params[x])
         ]
@@ -84,7 +81,7 @@ class Pieces:
         # Of layers with the same shapes, only the parameters of one are passed.
         leaves = [params.get(module, {}).get(name) for module, name in self._modules]
         leaves += jax.tree.leaves(self._example)
-        leaves += [values.get(name) for name in self._given]
+        leaves += [values.get(name) for name in self._begins]
         leaves = [x for x, is_used in zip(leaves, used, strict=True) if is_used]
         program = core.jaxpr_as_fun(core.ClosedJaxpr(jaxpr, self._jaxpr.consts))
         names = [name.rpartition("/")[-1] for name in outputs]
@@ -161,25 +158,24 @@ class EdgeRuns:
             return streams[stack][None] + added
 
         def step(
-            layer: Parts, params: Params, carry: Streams, sources_of_layer: Any
+            layer: Parts, params: Params, carry: Streams, trees: Any
         ) -> tuple[Streams, None]:
             streams, missing = carry
-            for part, (cuts, theirs, writer) in zip(
-                layer, sources_of_layer, strict=True
-            ):
+            for part, tree in zip(layer, trees, strict=True):
+                cuts, theirs, writer = tree
                 sources = [
                     read(x, cut, streams, missing)
                     for x, cut in zip(part.reads, cuts, strict=True)
                 ]
-                sources_of_layer = {part.reads[0]: sources[0][0]}
+                inputs = {part.reads[0]: sources[0][0]}
                 if part.groups:
                     heads = self._attended(
                         part, params, self._read(part, params, sources)
                     )
                     written = _contributions(part, params, theirs - heads)
-                    sources_of_layer = {part.written: heads}
+                    inputs = {part.written: heads}
                 name = f"{part.path}/output"
-                output = self._pieces(params, [name], sources_of_layer)["output"]
+                output = self._pieces(params, [name], inputs)["output"]
                 if not part.groups:
                     written = (theirs - output)[None]
                 stack = graphs.stack_of(part.path)
@@ -187,14 +183,14 @@ class EdgeRuns:
                 missing = missing | {stack: update(missing[stack], written, writer, 0)}
             return (streams, missing), None
 
-        def sources_of(part: graphs.Part):
+        def tree_of(part: graphs.Part):
             size = len(part.nodes)
             first = [part.reader + i * size for i in range(len(part.reads))]
             cuts = [cut[:, x : x + size] for x in first]
             writer = part.writer - graph.stacks[graphs.stack_of(part.path)].start
             return cuts, corrupted[part.written], writer
 
-        (streams, missing), _ = self._over_layers(step, (streams, missing), sources_of)
+        (streams, missing), _ = self._over_layers(step, (streams, missing), tree_of)
         (stream,) = read(graph.end, cut[:, -1:], streams, missing)
         values = self._pieces(self._params, ["logits"], {graph.end: stream})
         return self._metric(values["logits"], self.example)
@@ -210,11 +206,10 @@ class EdgeRuns:
         graph, (slopes, streams) = self.graph, self._of_run(share)
         difference = {x: self._corrupted[x] - self._clean[x] for x in self._written}
 
-        def step(layer: Parts, params: Params, carry: tuple[()], slopes_of_layer: Any):
+        def step(layer: Parts, params: Params, carry: tuple[()], trees: Any):
             results = []
-            for part, (sources, slope, written) in zip(
-                layer, slopes_of_layer, strict=True
-            ):
+            for part, tree in zip(layer, trees, strict=True):
+                sources, slope, written = tree
                 if part.groups:
                     by = self._head_slopes(part, params, sources, slope)
                     written = _contributions(part, params, written)
@@ -223,13 +218,13 @@ class EdgeRuns:
                 results.append((written, by))
             return carry, results
 
-        def sources_of(part: graphs.Part):
+        def tree_of(part: graphs.Part):
             slope = slopes.get(part.written)
             if not part.groups:
                 slope = slopes[part.reads[0]] - slopes[_left(part)]
             return [streams[x] for x in part.reads], slope, difference[part.written]
 
-        _, results = self._over_layers(step, (), sources_of)
+        _, results = self._over_layers(step, (), tree_of)
         # By stack, in the order of the graph: the differences that nodes add, and
         # slopes by the inputs of readers.
         added = {x: [difference[_EMBEDDINGS[x]][None]] for x in graph.stacks}
