@@ -85,19 +85,17 @@ def known(
       pictures: `[B..., S]` booleans, keys that are image tokens.
       lengths: Numbers of valid keys. Defaults to all keys.
     """
-    numbers_of_map = attention_map.statistics(tokens=tokens, positions=separators)
+    stats = attention_map.statistics(tokens=tokens, positions=separators)
     evidence = heads.role_evidence(
         attention_map,
-        numbers_of_map,
+        stats,
         kind,
         tokens=tokens,
         lengths=lengths,
         pictures=pictures,
     )
     places = attention_map.top(1).positions[..., 0] if kind == "cross" else None
-    numbers, places = _flat(
-        (statistics.per_head(numbers_of_map), places), attention_map
-    )
+    numbers, places = _flat((statistics.per_head(stats), places), attention_map)
     if "on_image" in evidence:
         share, has_words = jnp.moveaxis(evidence["on_image"], -1, 0)
         numbers["on_image"] = jnp.where(has_words > 0, share, jnp.nan)
@@ -132,9 +130,9 @@ def see(
             seen = known(attention_map, **options)
     elif has_numbers:
         tokens = options.get("tokens")
-        numbers_of_map = attention_map.statistics(pooled=pooled, tokens=tokens)
-        weights = numbers_of_map.pooled
-        seen = Seen(_flat(statistics.per_head(numbers_of_map), attention_map), {})
+        stats = attention_map.statistics(pooled=pooled, tokens=tokens)
+        weights = stats.pooled
+        seen = Seen(_flat(statistics.per_head(stats), attention_map), {})
     else:
         weights = attention_map.pooled(*pooled)
     origin, masked = attention_map.weighting.origin, None
@@ -217,10 +215,8 @@ def joined(
     weights = [x for example in filled for x in example.weights]
     are_shares = all(((x >= 0) & (x <= 1)).all() for x in weights)
     if all(layer_seen.evidence for layer_seen in seen):
-        role_columns = roles(seen).columns
-        numbers |= {
-            name: role_columns[name] for name in (ROLE, OFFSET) if name in role_columns
-        }
+        extra = roles(seen).columns
+        numbers |= {name: extra[name] for name in (ROLE, OFFSET) if name in extra}
     return MapSet(
         name, tuple(layers), tuple(filled), step, numbers, are_shares=are_shares
     )
@@ -385,9 +381,7 @@ def examples_of(
         places = [(n, t) for t in range(1 if whole else lengths[-1])]
         sides = ("",) if len(sizes) == 1 else ("source ", "target ")
         padded = zip(sides, sizes, lengths, strict=True)
-        cut_sides = [
-            f"its last {x - y} {side}positions" for side, x, y in padded if x > y
-        ]
+        cuts = [f"its last {x - y} {side}positions" for side, x, y in padded if x > y]
         images = task.images(row)
         examples.append(
             example(
@@ -397,7 +391,7 @@ def examples_of(
                 lengths=lengths,
                 bins=bins,
                 alignment=None if alignment is None else alignment[n],
-                note=f"{' and '.join(cut_sides)} are padding" if cut_sides else "",
+                note=f"{' and '.join(cuts)} are padding" if cuts else "",
                 answers=Answers(
                     tuple(target(*x) for x in places),
                     tuple(likeliest(*x) for x in places),

@@ -88,10 +88,8 @@ def batches(
     kinds = (Mapping, tasks.Example, *([tuple] if subject.codec.has_decoder else []))
     first: Any = inputs[0] if isinstance(inputs, list) and inputs else None
     if isinstance(first, kinds) or np.ndim(first) > 1:
-        result = (
-            batches(subject, x, targets=targets, required=required) for x in inputs
-        )
-        return [batch for each in result for batch in each]
+        rows = (batches(subject, x, targets=targets, required=required) for x in inputs)
+        return [batch for each in rows for batch in each]
     batch, _ = batch_of(subject, inputs)
     if isinstance(inputs, tasks.Example):
         return [batch]

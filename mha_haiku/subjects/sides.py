@@ -94,17 +94,13 @@ def _text_with_patches(
     """Names the image tokens of texts by their patches, and takes the patches."""
     are_images = np.isin(np.asarray(batch.inputs), subject.codec.image_tokens)
     rows, images = [], []
-    for row, is_image, pictures_of_text in zip(
-        tokens, are_images, pictures, strict=True
-    ):
+    for row, is_image, parts in zip(tokens, are_images, pictures, strict=True):
         at, row = np.flatnonzero(is_image), np.array(row, object)
         row[at] = [f"[image {i}]" for i in range(len(at))]
-        if are_patches and len(at) and len(at) % len(pictures_of_text) == 0:
-            names, patches = _patches(
-                pictures_of_text, len(at) // len(pictures_of_text), marks=(0,)
-            )
+        if are_patches and len(at) and len(at) % len(parts) == 0:
+            names, patches = _patches(parts, len(at) // len(parts), marks=(0,))
             if names:
-                row[at] = names * len(pictures_of_text)
+                row[at] = names * len(parts)
                 own = np.zeros((len(row), *patches.shape[2:]), np.uint8)
                 own[at] = patches.reshape(-1, *patches.shape[2:])
                 images.append(own)

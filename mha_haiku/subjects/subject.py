@@ -210,7 +210,7 @@ class Subject:
         """Changes values at sites of the model, see `mh.edit`."""
         return self.replace(model=self.model.edited(edits))
 
-    def ablated(self, *layers_and_heads: int | Sequence[Any]) -> Self:
+    def ablated(self, *which: int | Sequence[Any]) -> Self:
         """Ablates heads: (layer, head), ...; or one, by two numbers.
 
         A layer has its number in the model; of an encoder-decoder, and of a model with
@@ -220,13 +220,11 @@ class Subject:
           ValueError: If there is no such layer or head.
           TypeError: If an argument is no pair of a layer and a head.
         """
-        pairs: Any = layers_and_heads
-        if arguments.fits(
-            layers_and_heads, tuple[Sequence[tuple[int, int]]]
-        ):  # a list of heads
-            pairs = layers_and_heads[0]
-        elif arguments.fits(layers_and_heads, tuple[int, int]):
-            pairs = [layers_and_heads]
+        pairs: Any = which
+        if arguments.fits(which, tuple[Sequence[tuple[int, int]]]):  # a list of heads
+            pairs = which[0]
+        elif arguments.fits(which, tuple[int, int]):
+            pairs = [which]
         for pair in pairs:
             arguments.check("a head", pair, tuple[int, int])
         parts = parts_of(self)

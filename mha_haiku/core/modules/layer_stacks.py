@@ -154,13 +154,13 @@ def unstacked(params: Params) -> dict[str, dict[str, Any]]:
 
 
 def _check_alike(
-    call_layer: CallLayer, num_layers: int, x: Array, by_layer: Any
+    call_layer: CallLayer, num_layers: int, x: Array, options: Any
 ) -> None:
     """Raises ValueError if parameters of layers differ in name, shape or dtype."""
 
     def described(i: int):
         layer = hk.transform_with_state(functools.partial(call_layer, i))
-        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, by_layer)
+        params, _ = jax.eval_shape(layer.init, jax.random.key(0), x, options)
         return {
             # Without the name of the layer, which contains i.
             f"{module.partition('/')[2]}/{name}".strip("/"): (

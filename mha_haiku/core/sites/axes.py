@@ -286,24 +286,22 @@ class Layout:
         grouped = axes.of(*(group for group in groups if group is not None))
         rest = [x for x in heads if x in factors and x not in grouped]
         rest += [x for x in factors if x not in {*grouped, *heads}]
-        visible = [
+        whole = [
             rest if group is None else [x for x in axes.of(group) if x in factors]
             for group in groups
         ]
-        order = [factors.index(x) for group in visible for x in group]
+        order = [factors.index(x) for group in whole for x in group]
         if sorted(order) != list(range(len(factors))):
             return None
-        alone = [
-            i for i, axis in enumerate(step.axes) if [*axes.of(axis)] == visible[-2]
-        ]
-        is_single = len(visible[-2]) == 1 and bool(alone)
+        alone = [i for i, axis in enumerate(step.axes) if [*axes.of(axis)] == whole[-2]]
+        is_single = len(whole[-2]) == 1 and bool(alone)
         return cls(
             step.value.shape,
             tuple(axes.size([x]) for x in factors),
             tuple(order),
-            tuple(axes.size(group) for group in visible),
+            tuple(axes.size(group) for group in whole),
             tuple(rest) == heads[: len(rest)],
-            (alone[0], factors.index(visible[-2][0])) if is_single else None,
+            (alone[0], factors.index(whole[-2][0])) if is_single else None,
         )
 
     def shown(self, value: Array) -> Array:

@@ -123,14 +123,12 @@ def attentions(equations: list[Equation]) -> dict[Equation, Attention]:
     return result
 
 
-def has_others(
-    equations: list[Equation], attention_of: dict[Equation, Attention]
-) -> bool:
+def has_others(equations: list[Equation], ours: dict[Equation, Attention]) -> bool:
     """Checks whether a level has exponentials over a sum outside recognized attention.
 
     They come from a product and reach another, as in other forms of attention.
     """
-    sources = {softmaxes.unshifted(x.inputs[0])[-1] for x in attention_of}
+    sources = {softmaxes.unshifted(x.inputs[0])[-1] for x in ours}
     # Exponentials, and their quotients. Exponentials that are multiplied by other data
     # before they are divided are no softmax but decays, as in Mamba-2 and xLSTM.
     masses, shares, read_by = set(), set(), set()
@@ -244,10 +242,8 @@ class _AttentionSearch:
             )
             assert query is not None and key is not None  # no marks to lose
             of_query, of_key = (set(self.of(*x.axes)) for x in (query, key))
-            axes_of_free = [set(self.of(x)) for x in self.free if self.of(x)]
-            has_queries = not axes_of_free or any(
-                x <= of_query - of_key for x in axes_of_free
-            )
+            every = [set(self.of(x)) for x in self.free if self.of(x)]
+            has_queries = not every or any(x <= of_query - of_key for x in every)
             if not has_queries or not set(self.of(keys)) <= of_key - of_query:
                 continue
             sizes = [

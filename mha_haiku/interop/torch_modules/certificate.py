@@ -112,22 +112,21 @@ class Certifier:
         Without `always` only a strict certifier compares, outside of `jax.jit`, up to a
         size, and once for each kind of inputs. It raises ValueError if they differ.
         """
-        keywords = {name: x for name, x in inputs.items() if x is not None}
-        arrays = *keywords.values(), jnp.zeros(())  # traced wherever anything is
+        kwargs = {name: x for name, x in inputs.items() if x is not None}
+        arrays = *kwargs.values(), jnp.zeros(())  # traced wherever anything is
         is_traced = any(isinstance(x, jax.core.Tracer) for x in arrays)
         if is_traced or not (always or self.is_strict):
             return None
-        keywords = {name: np.asanyarray(x) for name, x in keywords.items()}
+        kwargs = {name: np.asanyarray(x) for name, x in kwargs.items()}
         key = frozenset(  # sizes of as many bits are of a kind
-            (x, y.dtype.kind, *map(int.bit_length, y.shape))
-            for x, y in keywords.items()
+            (x, y.dtype.kind, *map(int.bit_length, y.shape)) for x, y in kwargs.items()
         )
         if always or key not in self.found:
             names = {"inputs": self.module.names[0]}
             shapes = (
-                f"{names.get(x, x)} {y.shape}" for x, y in keywords.items() if y.ndim
+                f"{names.get(x, x)} {y.shape}" for x, y in kwargs.items() if y.ndim
             )
-            call = _Call(self.module, keywords, list(map(np.asarray, counted)))
+            call = _Call(self.module, kwargs, list(map(np.asarray, counted)))
             lines, name = tuple(call.lines(always=always)), self.module.name
             self.found[key] = Certificate(name, ", ".join(shapes), lines)
         certificate = self.found[key]
@@ -220,7 +219,7 @@ class _Call(NamedTuple):
                 like.device, kinds.get(x.dtype.kind, torch.long)
             )
 
-        args, keywords = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
+        args, kwargs = _pytree.tree_map(tensor, self.module.arguments(**self.inputs))
         # A user's random numbers stay those that they were.
         with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(has_slopes):
             torch.manual_seed(again)
@@ -230,7 +229,7 @@ class _Call(NamedTuple):
                 floats[name] = x.requires_grad_(has_slopes)
             with _watched(module, watch):
                 output = torch.func.functional_call(
-                    module, state | floats, args, keywords
+                    module, state | floats, args, kwargs
                 )
             outputs, slopes = conversion.tensors_of(output), []
             first = outputs.get(conversion.FIRST)

@@ -38,7 +38,7 @@ class Clean(NamedTuple):
     heads: dict[str, Array]
     values: Sequence[Array | None]  # what ablated heads pass on, see `edits.gated`
     streams: dict[str, Array]  # inputs of the layers; {}: they are not one stack
-    in_turns: bool  # whether each part comes right after the input of its layer
+    alternate: bool  # whether each part comes right after the input of its layer
     is_scanned: bool  # whether the model scans its layers
 
     @classmethod
@@ -52,11 +52,11 @@ class Clean(NamedTuple):
         seen: tuple[Any, dict[str, Array]] | None = None,
     ) -> "Clean":
         """Runs the model once, unless `seen` is what a look at `AT` gives."""
-        output, at_sites = seen or model_runs.look(
+        output, seen_sites = seen or model_runs.look(
             model, params, example, AT, strict=False
         )
-        streams = {name: x for name, x in at_sites.items() if name.endswith("stream")}
-        heads = {name: x for name, x in at_sites.items() if name not in streams}
+        streams = {name: x for name, x in seen_sites.items() if name.endswith("stream")}
+        heads = {name: x for name, x in seen_sites.items() if name not in streams}
         if not heads:
             raise ValueError(
                 "the model has no heads: no attention was found in it; mh.sites lists "
@@ -64,9 +64,8 @@ class Clean(NamedTuple):
             )
         count = len(example.inputs)
         heads = {name: model_runs.by_example(x, count) for name, x in heads.items()}
-        in_turns = [name in streams for name in at_sites] == [True, False] * len(
-            streams
-        )
+        are_streams = [name in streams for name in seen_sites]
+        alternate = are_streams == [True, False] * len(streams)
         if len({re.sub(r"\d+", "", name) for name in streams}) > 1:
             streams = {}
 
@@ -77,7 +76,7 @@ class Clean(NamedTuple):
         before = metric(output.logits, example)
         values = ablation_value([*heads.values()])
         is_scanned = model_runs.is_scanned(model, params)
-        return cls(example, run, before, heads, values, streams, in_turns, is_scanned)
+        return cls(example, run, before, heads, values, streams, alternate, is_scanned)
 
     @property
     def exists(self) -> np.ndarray:
@@ -105,11 +104,9 @@ class Clean(NamedTuple):
     def _edits(self, change: Callable[[Array, Any, Any], Array]) -> edits.Edits:
         """Makes the edit of all heads by their outputs, part and ablation value."""
 
-        def of_site(
-            heads: Array, layer_and_values: tuple[int | Array, Array | None]
-        ) -> Array:
+        def of_site(heads: Array, pair: tuple[int | Array, Array | None]) -> Array:
             ours = model_runs.by_example(heads, len(self.before))
-            return change(ours, *layer_and_values).reshape(heads.shape)
+            return change(ours, *pair).reshape(heads.shape)
 
         return edits.on_parts(self.heads, [*enumerate(self.values)], of_site)
 
@@ -153,7 +150,7 @@ class Clean(NamedTuple):
 
         # To compile the layers above each of many takes longer than to run them all.
         is_deep = len(rows) > 2 * model_runs.FEW_LAYERS and not self.is_scanned
-        if self.streams and self.in_turns and not is_deep:
+        if self.streams and self.alternate and not is_deep:
             layers = [*zip(rows, self.streams.values(), strict=True)]
             after = self.each_layer(of_layer, layers)
         else:

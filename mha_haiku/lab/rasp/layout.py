@@ -106,10 +106,8 @@ class Layout:
         queries, keys = [], []
         for keys_of, queries_of, predicate in head.selector.conditions:
             query, key = self.read(queries_of), self.read(keys_of)
-            query_values = self.domain(queries_of)
-            holds = [
-                [predicate(k, q) for q in query_values] for k in self.domain(keys_of)
-            ]
+            domain = self.domain(queries_of)
+            holds = [[predicate(k, q) for q in domain] for k in self.domain(keys_of)]
             holds = np.array(holds, float)
             if query.shape[1] > key.shape[1]:  # whichever makes K smaller
                 query = query @ holds.T

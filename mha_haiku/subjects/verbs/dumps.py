@@ -124,19 +124,17 @@ def measured(
     is_whole = weights or max(length, target_length) <= config.full_length
     bins = None if is_whole else config.pooled_size
     parts = parts_of(subject)
-    layer_numbers = per_head.chosen_layers(parts, layers)
+    which = per_head.chosen_layers(parts, layers)
     num_heads = subject.config.model.attention.num_heads
     places = per_head.chosen("heads", heads, num_heads)
 
     alone = subject
-    subject = (
-        computation.compact(subject) if len(layer_numbers) == len(parts) else subject
-    )
+    subject = computation.compact(subject) if len(which) == len(parts) else subject
     subject = computation.placed(subject, devices, length=length)
     observe = computation.once(
         subject,
-        f"maps of {layer_numbers}, {bins}",
-        lambda: _observer(subject, [parts[i] for i in layer_numbers], bins),
+        f"maps of {which}, {bins}",
+        lambda: _observer(subject, [parts[i] for i in which], bins),
     )
     if own is None:
         batch_size = computation.batch_size(subject, len(indices), _BATCH_POSITIONS)
@@ -155,9 +153,9 @@ def measured(
             seen = [x.aligned(aligned) for x in seen]
             yield example, answers, aligned.get("aligned"), seen
 
-    result = looks(indices, "attention maps")
+    looked = looks(indices, "attention maps")
     example, answers, aligned, seen = jax.tree.map(
-        lambda *x: np.concatenate(x), *result
+        lambda *x: np.concatenate(x), *looked
     )
     record = maps.examples_of(
         task, example, names, answers, aligned, bins=bins, is_own=own is not None
@@ -186,7 +184,7 @@ def measured(
         subject.title,
         [
             Layer.of_model(parts[i].kind, parts[i].layer, i, parts[i].names)
-            for i in layer_numbers
+            for i in which
         ],
         seen,
         record,
@@ -197,8 +195,8 @@ def measured(
         whole = dataclasses.replace(whole, examples=(*whole.examples, mean))
     if importance and jax.process_count() == 1:
         one = examples_at or functools.partial(computation.held_out, alone)
-        result = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
-        columns = records.Heads("", layers_of(parts), result or {}).at(whole.layers)
+        looked = per_head.quick_importance(alone, jax.device_get(one(indices[:1])))
+        columns = records.Heads("", layers_of(parts), looked or {}).at(whole.layers)
         whole = dataclasses.replace(whole, columns={**whole.columns, **columns})
     # Heads are named by their index in the unpruned layer, also in a pruned one.
     return whole if heads is None else whole.of_heads([*map(str, places)])

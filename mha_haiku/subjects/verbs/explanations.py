@@ -137,10 +137,10 @@ def strongest(
         values = np.where(sees & np.asarray(valid), weights, -np.inf)
         best, n = values.argmax(-1), np.arange(len(values))
         places.append((best, keys[n, best, 0], values[n, best]))
-        for side, labels in zip(
+        for side, names in zip(
             texts, conversion.labels(subject, batch, kind), strict=True
         ):
-            side.extend(labels or [()] * len(values))
+            side.extend(names or [()] * len(values))
     queries, keys, weights = map(np.concatenate, zip(*places, strict=True))
     order = np.argsort(-weights, kind="stable")
     order = order[np.isfinite(weights[order])][:count]

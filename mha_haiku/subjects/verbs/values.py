@@ -103,26 +103,22 @@ def lens(subject: Subject, inputs: Any) -> answers.Lens:
     If positions are pooled there is one answer.
     """
     batch = conversion.one(subject, inputs)
-    lens_logits = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
-    is_pooled = lens_logits.ndim == 2
-    lens_logits = lens_logits[:, None] if is_pooled else lens_logits
-    chances = np.asarray(jax.nn.softmax(lens_logits))
+    rows = heads.logit_lens(subject.model, subject.params, batch)[:, 0]
+    is_pooled = rows.ndim == 2
+    rows = rows[:, None] if is_pooled else rows
+    chances = np.asarray(jax.nn.softmax(rows))
     best = chances.argmax(-1)
     label = str if subject.task is None else subject.task.class_label
     are_tokens = not is_pooled and np.issubdtype(batch.inputs.dtype, np.integer)
-    if (
-        subject.task is None
-        and are_tokens
-        and batch.inputs.max() < lens_logits.shape[-1]
-    ):
+    if subject.task is None and are_tokens and batch.inputs.max() < rows.shape[-1]:
         label = subject.codec.label  # the classes are the tokens
     texts = np.array([[label(c) for c in row] for row in best.tolist()])
     labels = () if is_pooled else conversion.labels(subject, batch)[0]
-    (tokens,) = labels or [("",) * len(lens_logits[0])]
-    tokens = tokens[-len(lens_logits[0]) :]  # a model may answer only at the end
+    (tokens,) = labels or [("",) * len(rows[0])]
+    tokens = tokens[-len(rows[0]) :]  # a model may answer only at the end
     layers = tuple(part.layer for part in parts_of(subject, batch))
-    layers = layers if len(layers) == len(lens_logits) - 1 else ()
-    return answers.Lens(tokens, texts, chances.max(-1), lens_logits, layers)
+    layers = layers if len(layers) == len(rows) - 1 else ()
+    return answers.Lens(tokens, texts, chances.max(-1), rows, layers)
 
 
 @verb

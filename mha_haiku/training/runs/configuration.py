@@ -360,8 +360,6 @@ def difference(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
     lines = []
     for name in old | new:
         if name not in old or name not in new or old[name] != new[name]:
-            before_after = [
-                repr(x[name]) if name in x else "absent" for x in (old, new)
-            ]
-            lines.append(f"{name}: {' -> '.join(before_after)}")
+            sides = [repr(x[name]) if name in x else "absent" for x in (old, new)]
+            lines.append(f"{name}: {' -> '.join(sides)}")
     return lines

@@ -259,12 +259,10 @@ class Pretrained(Tokenizer):
     def _around(self) -> tuple[tuple[int, ...], tuple[int, ...]]:
         # The template is asked about a text of one token, which any text is to a
         # tokenizer without a vocabulary.
-        tokenizer = library().Tokenizer(
-            library().models.WordLevel({"": 0}, unk_token="")
-        )
+        plain = library().Tokenizer(library().models.WordLevel({"": 0}, unk_token=""))
         if self._tokenizer.post_processor is not None:
-            tokenizer.post_processor = self._tokenizer.post_processor
-        encoding = tokenizer.encode("a")
+            plain.post_processor = self._tokenizer.post_processor
+        encoding = plain.encode("a")
         place = encoding.special_tokens_mask.index(0)
         return tuple(encoding.ids[:place]), tuple(encoding.ids[place + 1 :])
 

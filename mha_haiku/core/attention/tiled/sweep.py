@@ -85,11 +85,9 @@ def _num_steps(shape: tuple, weighting: Weighting, rows: int, columns: int) -> i
         block = tiles.Span(min(start, num_queries - rows), rows)
         ends = 0, num_keys * block.stop // num_queries
         if is_static:
-            range_of_keys = _keys(
-                weighting.mask.key_range, weighting.origin, block, num_keys
-            )
-            is_static = all(isinstance(end, int) for end in range_of_keys)
-            ends = range_of_keys if is_static else ends
+            bounds = _keys(weighting.mask.key_range, weighting.origin, block, num_keys)
+            is_static = all(isinstance(end, int) for end in bounds)
+            ends = bounds if is_static else ends
         first, last = ends
         total += -(-last // columns) - first // columns
     return total
