@@ -82,6 +82,7 @@ def test_the_importance_of_all_heads_is_three_programs(counted):
     assert num_programs() - before <= 3
 
 
+@pytest.mark.slow
 def test_many_lengths_do_not_fill_the_memory(counted):
     _, subject = counted
     counts = []
