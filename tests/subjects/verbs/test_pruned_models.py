@@ -168,7 +168,7 @@ def ordered(monkeypatch):
     )
     monkeypatch.setattr(quality, "held_out", lambda run, vectors: point(run))
     monkeypatch.setattr(pruned_models, "order_of", order_of)
-    monkeypatch.setattr(prune_sweep, "points", lambda runs: [*map(point, runs)])
+    monkeypatch.setattr(prune_sweep, "points", lambda runs, **_: [*map(point, runs)])
 
 
 def _kept(request, folder):
