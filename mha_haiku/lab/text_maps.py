@@ -170,7 +170,7 @@ def layers_of(value: Any) -> dict[Layer, attention.AttentionMap]:
 
 
 def _by_size(kinds: Sequence[str], maps: Sequence[Any]) -> list[str]:
-    """Makes kinds of the sizes in a tower, such as those of windows of a picture."""
+    """Makes kinds of the sizes in a tower, such as windows of a picture."""
     sizes = [" x ".join(map(str, getattr(x, "shape", ())[-2:])) for x in maps]
     pairs = [*zip(kinds, sizes, strict=True)]
     alone = {x for x in kinds if len({size for y, size in pairs if x == y}) == 1}

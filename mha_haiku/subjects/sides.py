@@ -166,7 +166,7 @@ def _pictures(subject: Subject, batch: tasks.Example) -> np.ndarray | None:
 def _blocks(
     subject: Subject, batch: tasks.Example, num_patches: int
 ) -> tuple[int, int, int, int]:
-    """Returns the number of pictures, patches a side, and those of a block a side."""
+    """Counts pictures, patches along each side, and patches along a block's side."""
     grid = np.asarray((batch.others or {})["image_grid_thw"])
     is_image = np.isin(np.asarray(batch.inputs), subject.codec.image_tokens)
     block = round((num_patches / max(1, is_image.sum())) ** 0.5)

@@ -498,7 +498,7 @@ def counted(size: int, example: tasks.Example, side: str) -> Array:
     return marks
 
 
-# Special tokens: those that end texts, such as [SEP], and those of pictures.
+# Special tokens: ends of texts, such as [SEP], and tokens of pictures.
 Marks = tuple[tuple[int, ...], tuple[int, ...]]
 
 

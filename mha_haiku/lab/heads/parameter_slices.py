@@ -71,8 +71,8 @@ def without_heads(
     """Removes the heads of a function whose gates `[P, H]` are 0, of P attention parts.
 
     Heads that share parameters with others stay, so compare with `ablated_output`.
-    Returns the smaller model, its parameters, and what fills such parameters with zeros
-    to those of the whole model.
+    Returns the smaller model, its parameters, and a function that fills such parameters
+    with zeros, up to the shapes of the whole model.
     """
     leaves, tree = jax.tree.flatten(params)
     all_kept = _kept(model, params, example, gates)

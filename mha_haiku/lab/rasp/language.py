@@ -247,7 +247,7 @@ def inputs_of(sequence: Sequence) -> dict[str, list[Sequence]]:
 
 
 def _values(sequence: Sequence, is_causal: bool, values: dict) -> list[Any]:
-    """Computes the values of a sequence; `values` caches those of all sequences."""
+    """Computes the values of a sequence; `values` is the cache."""
     if sequence in values:
         return values[sequence]
     for source in itertools.chain(*inputs_of(sequence).values()):

@@ -92,7 +92,7 @@ def fit_gates(
     if config.clip_norm is not None:
         tuned = optax.chain(optax.clip_by_global_norm(config.clip_norm), tuned)
 
-    # The penalty depends only on the gates: its gradient is added to that of the loss,
+    # The penalty depends only on the gates: its gradient joins the loss's gradient,
     # without the model. The gradient of frozen parameters is 0, and so Adam's step.
     of_gates = optax.chain(optax.stateless(add_penalty), optax.adam(gate_learning_rate))
     both: dict[Any, Any] = {"model": tuned, "log_alpha": of_gates}
