@@ -7,7 +7,7 @@ import mha_haiku as mh
 from experiments import gallery
 from mha_haiku.lab import text_maps
 from mha_haiku.subjects import encoding
-from tests.interop.test_torch_modules import torch, transformers
+from tests.interop.test_torch_modules import torch, torch_families, transformers
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]  # theirs
 B, IMAGE, D, H = 2, 30, 32, 4
@@ -40,14 +40,8 @@ def make(name):
     rope = dict(rope_parameters=_ROPE) if "qwen" in text else {}
     own = dict(own, vision_config=vision, image_token_id=IMAGE)
     kind = getattr(transformers, f"{name}ForConditionalGeneration")
-    torch.manual_seed(0)
     config = kind.config_class(text_config=dict(_TEXT, model_type=text, **rope), **own)
-    config._attn_implementation = "eager"
-    model = kind(config).eval()
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(0.2 * torch.randn_like(parameter))
-    return model
+    return torch_families.at_random(kind, config, 0.2)
 
 
 def inputs(name):

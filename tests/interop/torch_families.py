@@ -135,12 +135,16 @@ CASES = {
 
 def make(case: Case) -> torch.nn.Module:
     """Makes the model of a case, with numbers that no layer hides."""
-    torch.manual_seed(0)
     kind = getattr(transformers, case.model)
-    config = kind.config_class(**case.sizes)
+    return at_random(kind, kind.config_class(**case.sizes))
+
+
+def at_random(kind: Any, config: Any, scale: float = 0.3) -> torch.nn.Module:
+    """Makes a model, with the same noise on its parameters in each run."""
+    torch.manual_seed(0)
     config._attn_implementation = "eager"
     model = kind(config).eval()
     with torch.no_grad():
         for parameter in model.parameters():
-            parameter.add_(0.3 * torch.randn_like(parameter))
+            parameter.add_(scale * torch.randn_like(parameter))
     return model
