@@ -44,7 +44,7 @@ def test_a_mistake_costs_status_2_and_two_lines(capsys, script, arguments, words
         (attention, "--case=module_512 --contenders=ours,haiku,torch"),
         (training, "--case=translation --contenders=ours"),
         (training, "--case=monitor"),
-        (training, "--case=wrapped"),
+        pytest.param(training, "--case=wrapped", marks=pytest.mark.weekly),
         (pretrained, "--case=edges"),
         (long_context, "--case=logits_4096"),
         (long_context, "--case=gates_4096"),
