@@ -359,7 +359,7 @@ def test_values_of_integers_are_read_once_for_each_input(kind):
     subject = mh.wrap(module)
     for tokens in (TOKENS, (TOKENS + 3) % 8):
         expected = module(torch.tensor(tokens)).detach()
-        np.testing.assert_allclose(subject.logits(tokens), expected, 1e-5, 1e-6)
+        np.testing.assert_allclose(subject.logits(tokens), expected, rtol=1e-5)
         assert ("a program per input" in repr(subject)) == (kind != "made")
     assert subject.check(TOKENS).verdict == "equal"
 

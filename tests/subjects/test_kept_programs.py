@@ -83,12 +83,20 @@ def test_the_importance_of_all_heads_is_three_programs(counted):
     assert num_programs() - before <= 3
 
 
-@pytest.mark.slow
-def test_many_lengths_do_not_fill_the_memory(counted, monkeypatch):
-    monkeypatch.setattr(model_runs, "_MOST_SHAPES", 4)
+@pytest.mark.parametrize(
+    ("most", "lengths", "bound"),
+    [
+        pytest.param(4, 24, 8, marks=pytest.mark.slow),
+        pytest.param(model_runs._MOST_SHAPES, 200, 50, marks=pytest.mark.weekly),
+    ],
+)
+def test_many_lengths_do_not_fill_the_memory(
+    counted, monkeypatch, most, lengths, bound
+):
+    monkeypatch.setattr(model_runs, "_MOST_SHAPES", most)
     _, subject = counted
     counts = []
-    for length in range(2, 26):
+    for length in range(2, 2 + lengths):
         subject.logits(np.ones((1, length), int))
         counts.append(num_programs())
-    assert max(counts) - counts[0] < 8
+    assert max(counts) - counts[0] < bound
